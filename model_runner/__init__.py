@@ -1,0 +1,1 @@
+"""The engine: scheduler, batch, models, attention and sampling, without gRPC and without the books."""

@@ -1,0 +1,99 @@
+"""The port through which the engine reaches its KV manager; `services` has a gRPC and an in-process implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class BooksUnreachable(Exception):
+    """No answer from the KV manager. Whether the verb was carried out is unknown; the engine must open() again."""
+
+
+class BooksLost(Exception):
+    """The KV manager answers, but its books of this pool started anew: every block table the engine has is void."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """The pool that the engine declares: num_blocks includes the null block 0; block_size is in tokens."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    model_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """One sequence's news: token ids told for the first time, and how many tokens, from its first, have K/V now."""
+
+    sequence_id: str
+    token_ids: Sequence[int]
+    computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """Copy the first `num_tokens` slots of block `source` to block `target` before the next write."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGrant:
+    """The block table of one sequence from index `first_index` on, and the copies to perform before it writes."""
+
+    first_index: int
+    block_ids: Sequence[int]
+    copies: Sequence[CopyOrder] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The block table of a new sequence; K/V of its first `cached_tokens` tokens is in the cache already."""
+
+    block_ids: Sequence[int]
+    cached_tokens: int
+
+
+class KvBooks(Protocol):
+    """The verbs of a KV manager, spoken for one pool by one runner. Each succeeds whole or changes nothing.
+
+    Every verb may raise BooksUnreachable or BooksLost. Called from the engine's thread only; may block.
+    """
+
+    def open(self, facts: PoolFacts) -> bool:
+        """Declares the pool. True when the books are new to this runner, so that it holds nothing in them."""
+        ...
+
+    def allocate(
+        self,
+        sequence_id: str,
+        token_ids: Sequence[int],
+        *,
+        headroom_blocks: int,
+        cache_salt: str,
+        skip_cache_read: bool,
+    ) -> Admission | None:
+        """Blocks for all of `token_ids`, cached prefix included; None while the pool is too full."""
+        ...
+
+    def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
+        """Commits and grows all of the sequences; None, and nothing changed, while the pool is too full for all."""
+        ...
+
+    def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
+        """Gives each child the parent's block table. Parent and children must append() before they next write."""
+        ...
+
+    def free(self, updates: Sequence[SequenceUpdate]) -> None:
+        """Commits a last time and ends the sequences; unknown ones are ignored."""
+        ...
+
+    def close(self) -> None:
+        """Gives up the pool and the connection; never raises."""
+        ...

@@ -1,0 +1,99 @@
+"""What a client asks of the engine and what it gets back, as frozen dataclasses free of any wire format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+MAX_TEMPERATURE = 100.0
+MAX_CHOICES = 64
+MAX_LOGPROBS = 100
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_SALT_BYTES = 128
+MAX_REQUEST_ID_BYTES = 128
+
+
+class FinishReason(Enum):
+    """Why a choice ended: a stop token or string, the length limit, or Abort."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. temperature 0: the most likely. top_k 0, top_p 1, min_p 0: no filter.
+
+    Filters apply in the order temperature, top_k, top_p, min_p. With a seed, the draw depends on nothing but the
+    seed, the position in the sequence and the logits.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """When a choice ends. max_tokens None: at the model's end or the longest sequence that fits."""
+
+    max_tokens: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A prompt and how to go on from it. logprobs None: none; else so many top candidates beside the chosen token."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+    stop: StopConditions = StopConditions()
+    num_choices: int = 1
+    logprobs: int | None = None
+    skip_cache_read: bool = False
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Natural log-probabilities at one position, before temperature and filters: the chosen token's, and the top's."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost. Times are seconds; queue + prefill + decode = arrival to last token."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The new tokens of one choice. `finish_reason` is set on a choice's last chunk, `usage` on the request's last."""
+
+    request_id: str
+    choice_index: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    stop_string: str | None = None
+    usage: Usage | None = None

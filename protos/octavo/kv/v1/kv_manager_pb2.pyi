@@ -1,0 +1,357 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PoolSpec(_message.Message):
+    __slots__ = ("num_blocks", "block_size", "bytes_per_block", "model_fingerprint")
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    model_fingerprint: str
+    def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
+
+class Occupancy(_message.Message):
+    __slots__ = ("usable_blocks", "free_blocks", "cached_blocks", "held_blocks", "shared_blocks", "stored_tokens", "reserved_tokens", "sequences")
+    USABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    usable_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    held_blocks: int
+    shared_blocks: int
+    stored_tokens: int
+    reserved_tokens: int
+    sequences: int
+    def __init__(self, usable_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., stored_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., sequences: _Optional[int] = ...) -> None: ...
+
+class Totals(_message.Message):
+    __slots__ = ("allocated_blocks", "freed_blocks", "evicted_blocks", "forks", "copies", "queried_tokens", "hit_tokens", "allocation_failures", "unknown_frees")
+    ALLOCATED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FORKS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATION_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FREES_FIELD_NUMBER: _ClassVar[int]
+    allocated_blocks: int
+    freed_blocks: int
+    evicted_blocks: int
+    forks: int
+    copies: int
+    queried_tokens: int
+    hit_tokens: int
+    allocation_failures: int
+    unknown_frees: int
+    def __init__(self, allocated_blocks: _Optional[int] = ..., freed_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., forks: _Optional[int] = ..., copies: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., allocation_failures: _Optional[int] = ..., unknown_frees: _Optional[int] = ...) -> None: ...
+
+class CacheScope(_message.Message):
+    __slots__ = ("adapter_id", "adapter_version", "salt")
+    ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    adapter_id: str
+    adapter_version: str
+    salt: str
+    def __init__(self, adapter_id: _Optional[str] = ..., adapter_version: _Optional[str] = ..., salt: _Optional[str] = ...) -> None: ...
+
+class OpenPoolRequest(_message.Message):
+    __slots__ = ("pool_id", "spec", "runner_id")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_ID_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    spec: PoolSpec
+    runner_id: str
+    def __init__(self, pool_id: _Optional[str] = ..., spec: _Optional[_Union[PoolSpec, _Mapping]] = ..., runner_id: _Optional[str] = ...) -> None: ...
+
+class OpenPoolResponse(_message.Message):
+    __slots__ = ("boot_id", "epoch", "created", "occupancy")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    epoch: int
+    created: bool
+    occupancy: Occupancy
+    def __init__(self, boot_id: _Optional[str] = ..., epoch: _Optional[int] = ..., created: _Optional[bool] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ...) -> None: ...
+
+class ClosePoolRequest(_message.Message):
+    __slots__ = ("pool_id", "epoch")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    epoch: int
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ClosePoolResponse(_message.Message):
+    __slots__ = ("closed_sequences",)
+    CLOSED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    closed_sequences: int
+    def __init__(self, closed_sequences: _Optional[int] = ...) -> None: ...
+
+class AllocateRequest(_message.Message):
+    __slots__ = ("pool_id", "epoch", "sequence_id", "token_ids", "scope", "headroom_blocks", "skip_cache_read")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    HEADROOM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_CACHE_READ_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    epoch: int
+    sequence_id: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    scope: CacheScope
+    headroom_blocks: int
+    skip_cache_read: bool
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ...) -> None: ...
+
+class AllocateResponse(_message.Message):
+    __slots__ = ("block_ids", "cached_tokens", "occupancy")
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    cached_tokens: int
+    occupancy: Occupancy
+    def __init__(self, block_ids: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ...) -> None: ...
+
+class SequenceAppend(_message.Message):
+    __slots__ = ("sequence_id", "token_ids", "computed_tokens")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    computed_tokens: int
+    def __init__(self, sequence_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
+
+class AppendRequest(_message.Message):
+    __slots__ = ("pool_id", "epoch", "appends")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    APPENDS_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    epoch: int
+    appends: _containers.RepeatedCompositeFieldContainer[SequenceAppend]
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., appends: _Optional[_Iterable[_Union[SequenceAppend, _Mapping]]] = ...) -> None: ...
+
+class BlockCopy(_message.Message):
+    __slots__ = ("source_block_id", "target_block_id", "num_tokens")
+    SOURCE_BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    source_block_id: int
+    target_block_id: int
+    num_tokens: int
+    def __init__(self, source_block_id: _Optional[int] = ..., target_block_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class SequenceGrant(_message.Message):
+    __slots__ = ("sequence_id", "first_index", "block_ids", "copies")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: str
+    first_index: int
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    copies: _containers.RepeatedCompositeFieldContainer[BlockCopy]
+    def __init__(self, sequence_id: _Optional[str] = ..., first_index: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., copies: _Optional[_Iterable[_Union[BlockCopy, _Mapping]]] = ...) -> None: ...
+
+class AppendResponse(_message.Message):
+    __slots__ = ("grants", "occupancy")
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    grants: _containers.RepeatedCompositeFieldContainer[SequenceGrant]
+    occupancy: Occupancy
+    def __init__(self, grants: _Optional[_Iterable[_Union[SequenceGrant, _Mapping]]] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ...) -> None: ...
+
+class ForkRequest(_message.Message):
+    __slots__ = ("pool_id", "epoch", "parent_id", "child_ids")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    CHILD_IDS_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    epoch: int
+    parent_id: str
+    child_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., parent_id: _Optional[str] = ..., child_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ForkResponse(_message.Message):
+    __slots__ = ("block_ids", "occupancy")
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    occupancy: Occupancy
+    def __init__(self, block_ids: _Optional[_Iterable[int]] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ...) -> None: ...
+
+class FreeRequest(_message.Message):
+    __slots__ = ("pool_id", "epoch", "sequences")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    epoch: int
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceAppend]
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceAppend, _Mapping]]] = ...) -> None: ...
+
+class FreeResponse(_message.Message):
+    __slots__ = ("freed_sequences", "unknown_sequences", "occupancy")
+    FREED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    freed_sequences: int
+    unknown_sequences: int
+    occupancy: Occupancy
+    def __init__(self, freed_sequences: _Optional[int] = ..., unknown_sequences: _Optional[int] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ...) -> None: ...
+
+class LookupRequest(_message.Message):
+    __slots__ = ("pool_id", "token_ids", "scope")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    scope: CacheScope
+    def __init__(self, pool_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ...) -> None: ...
+
+class LookupResponse(_message.Message):
+    __slots__ = ("cached_tokens", "block_ids")
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    cached_tokens: int
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cached_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GetBlockTableRequest(_message.Message):
+    __slots__ = ("pool_id", "sequence_id")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    sequence_id: str
+    def __init__(self, pool_id: _Optional[str] = ..., sequence_id: _Optional[str] = ...) -> None: ...
+
+class BlockInfo(_message.Message):
+    __slots__ = ("block_id", "reference_count", "block_hash", "stored_tokens")
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASH_FIELD_NUMBER: _ClassVar[int]
+    STORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    block_id: int
+    reference_count: int
+    block_hash: bytes
+    stored_tokens: int
+    def __init__(self, block_id: _Optional[int] = ..., reference_count: _Optional[int] = ..., block_hash: _Optional[bytes] = ..., stored_tokens: _Optional[int] = ...) -> None: ...
+
+class SequenceInfo(_message.Message):
+    __slots__ = ("sequence_id", "num_tokens", "computed_tokens", "cached_tokens", "num_blocks")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: str
+    num_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+    num_blocks: int
+    def __init__(self, sequence_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class GetBlockTableResponse(_message.Message):
+    __slots__ = ("sequence", "blocks")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    sequence: SequenceInfo
+    blocks: _containers.RepeatedCompositeFieldContainer[BlockInfo]
+    def __init__(self, sequence: _Optional[_Union[SequenceInfo, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockInfo, _Mapping]]] = ...) -> None: ...
+
+class ListSequencesRequest(_message.Message):
+    __slots__ = ("pool_id", "page_size", "page_token")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    page_size: int
+    page_token: str
+    def __init__(self, pool_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListSequencesResponse(_message.Message):
+    __slots__ = ("sequences", "next_page_token")
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceInfo]
+    next_page_token: str
+    def __init__(self, sequences: _Optional[_Iterable[_Union[SequenceInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetPoolRequest(_message.Message):
+    __slots__ = ("pool_id",)
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    def __init__(self, pool_id: _Optional[str] = ...) -> None: ...
+
+class GetPoolResponse(_message.Message):
+    __slots__ = ("pool_id", "spec", "boot_id", "epoch", "occupancy", "totals")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    spec: PoolSpec
+    boot_id: str
+    epoch: int
+    occupancy: Occupancy
+    totals: Totals
+    def __init__(self, pool_id: _Optional[str] = ..., spec: _Optional[_Union[PoolSpec, _Mapping]] = ..., boot_id: _Optional[str] = ..., epoch: _Optional[int] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ...) -> None: ...
+
+class ResetCacheRequest(_message.Message):
+    __slots__ = ("pool_id", "epoch")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    epoch: int
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ResetCacheResponse(_message.Message):
+    __slots__ = ("forgotten_blocks",)
+    FORGOTTEN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    forgotten_blocks: int
+    def __init__(self, forgotten_blocks: _Optional[int] = ...) -> None: ...
+
+class CheckRequest(_message.Message):
+    __slots__ = ("pool_id",)
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    def __init__(self, pool_id: _Optional[str] = ...) -> None: ...
+
+class CheckResponse(_message.Message):
+    __slots__ = ("ok", "violations", "checked_blocks", "checked_sequences")
+    OK_FIELD_NUMBER: _ClassVar[int]
+    VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    ok: bool
+    violations: _containers.RepeatedScalarFieldContainer[str]
+    checked_blocks: int
+    checked_sequences: int
+    def __init__(self, ok: _Optional[bool] = ..., violations: _Optional[_Iterable[str]] = ..., checked_blocks: _Optional[int] = ..., checked_sequences: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""The processes: gRPC servers and clients, configuration, metrics, health and the `octavo` command."""
