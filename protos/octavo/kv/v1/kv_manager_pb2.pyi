@@ -107,7 +107,7 @@ class ClosePoolResponse(_message.Message):
     def __init__(self, closed_sequences: _Optional[int] = ...) -> None: ...
 
 class AllocateRequest(_message.Message):
-    __slots__ = ("pool_id", "epoch", "sequence_id", "token_ids", "scope", "headroom_blocks", "skip_cache_read")
+    __slots__ = ("pool_id", "epoch", "sequence_id", "token_ids", "scope", "headroom_blocks", "skip_cache_read", "resumed")
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class AllocateRequest(_message.Message):
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     HEADROOM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SKIP_CACHE_READ_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     pool_id: str
     epoch: int
     sequence_id: str
@@ -122,7 +123,8 @@ class AllocateRequest(_message.Message):
     scope: CacheScope
     headroom_blocks: int
     skip_cache_read: bool
-    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ...) -> None: ...
+    resumed: bool
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., resumed: _Optional[bool] = ...) -> None: ...
 
 class AllocateResponse(_message.Message):
     __slots__ = ("block_ids", "cached_tokens", "occupancy")

@@ -1,0 +1,99 @@
+"""Pools by name: who opened each, under which epoch, and what late callers are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvmanager.errors import PoolDiffers, StaleEpoch, UnknownPool
+from kvmanager.pool import Pool
+from kvmanager.types import PoolSpec
+from kvmanager.validation import check_id
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """An open pool, the number of its opening, and whether this call made it."""
+
+    epoch: int
+    created: bool
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    epoch: int
+    runner_id: str
+    pool: Pool
+
+
+class KvManager:
+    """The pools of one process. `boot_id` tells this process's books from those of any other."""
+
+    def __init__(self, boot_id: str) -> None:
+        self.boot_id = boot_id
+        self._open: dict[str, _Open] = {}
+        self._last_epoch: dict[str, int] = {}
+
+    def open_pool(self, pool_id: str, spec: PoolSpec, runner_id: str) -> Opening:
+        """Opens a pool for the runner process `runner_id`.
+
+        The same runner with the same facts gets what it has. Another runner gets an empty pool under the next epoch,
+        for the K/V went with the process that computed it. Other facts: PoolDiffers.
+        """
+        check_id("a pool id", pool_id)
+        check_id("a runner id", runner_id)
+        known = self._open.get(pool_id)
+        if known is not None:
+            self._check_facts(pool_id, known.pool.spec, spec)
+            if known.runner_id == runner_id:
+                return Opening(known.epoch, False, known.pool)
+        pool = Pool(spec)
+        epoch = self._last_epoch.get(pool_id, 0) + 1
+        self._last_epoch[pool_id] = epoch
+        self._open[pool_id] = _Open(epoch, runner_id, pool)
+        return Opening(epoch, True, pool)
+
+    def close_pool(self, pool_id: str, epoch: int = 0) -> int:
+        """Forgets the pool and returns how many sequences lived in it. Raises UnknownPool, StaleEpoch."""
+        pool = self.pool(pool_id, epoch)
+        del self._open[pool_id]
+        return len(pool.live)
+
+    def pool(self, pool_id: str, epoch: int = 0) -> Pool:
+        """The open pool; epoch 0 is not compared. Raises UnknownPool, StaleEpoch."""
+        known = self._known(pool_id)
+        if epoch not in (0, known.epoch):
+            raise StaleEpoch(
+                f"pool {pool_id!r} is in epoch {known.epoch}, the caller speaks for epoch {epoch}: open the pool again",
+                pool_id=pool_id,
+                epoch=known.epoch,
+                caller_epoch=epoch,
+            )
+        return known.pool
+
+    def epoch(self, pool_id: str) -> int:
+        """The number of the pool's opening. Raises UnknownPool."""
+        return self._known(pool_id).epoch
+
+    def pools(self) -> list[tuple[str, Pool]]:
+        """The open pools by id."""
+        return [(pool_id, self._open[pool_id].pool) for pool_id in sorted(self._open)]
+
+    def _known(self, pool_id: str) -> _Open:
+        try:
+            return self._open[pool_id]
+        except KeyError:
+            raise UnknownPool(
+                f"no pool {pool_id!r} is open; open ones: {', '.join(sorted(self._open)) or 'none'}", pool_id=pool_id
+            ) from None
+
+    def _check_facts(self, pool_id: str, known: PoolSpec, asked: PoolSpec) -> None:
+        if known == asked:
+            return
+        names = [name for name in PoolSpec.__slots__ if getattr(known, name) != getattr(asked, name)]
+        facts = ", ".join(f"{name} {getattr(known, name)} (asked for {getattr(asked, name)})" for name in names)
+        raise PoolDiffers(
+            f"pool {pool_id!r} is open with {facts}; close it first or take another pool id",
+            pool_id=pool_id,
+            **{name: getattr(known, name) for name in names},
+        )

@@ -1,0 +1,65 @@
+"""What a request must look like, checked before the books are touched."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from kvmanager.errors import InvalidArgument
+from kvmanager.types import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_ID_BYTES, MAX_SALT_BYTES, CacheScope, PoolSpec
+
+
+def check_spec(spec: PoolSpec) -> None:
+    """Refuses a pool that could hold nothing, or that no process should try to keep books of."""
+    if not 2 <= spec.num_blocks <= MAX_BLOCKS:
+        raise InvalidArgument(
+            f"a pool has 2 to {MAX_BLOCKS} blocks (block 0, the null block, holds nothing), not {spec.num_blocks}",
+            num_blocks=spec.num_blocks,
+            maximum=MAX_BLOCKS,
+        )
+    size = spec.block_size
+    if not 1 <= size <= MAX_BLOCK_SIZE or size & (size - 1):
+        raise InvalidArgument(
+            f"a block holds a power of two of tokens, 1 to {MAX_BLOCK_SIZE} (16 is usual), not {size}",
+            block_size=size,
+            maximum=MAX_BLOCK_SIZE,
+        )
+    if spec.bytes_per_block < 0:
+        raise InvalidArgument(f"bytes_per_block is {spec.bytes_per_block}; use 0 when unknown")
+
+
+def check_id(what: str, value: str) -> None:
+    """Refuses an id that is empty, longer than MAX_ID_BYTES, or not printable. `what` names it in the sentence."""
+    size = len(value.encode())
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise InvalidArgument(
+            f"{what} must have 1 to {MAX_ID_BYTES} bytes, got {size}", bytes=size, maximum=MAX_ID_BYTES
+        )
+    if not value.isprintable():
+        raise InvalidArgument(f"{what} {value!r} has characters that cannot be printed; leave them out")
+
+
+def check_scope(scope: CacheScope) -> None:
+    """Refuses an over-long salt, and a version without its adapter."""
+    size = len(scope.salt.encode())
+    if size > MAX_SALT_BYTES:
+        raise InvalidArgument(
+            f"a cache salt has at most {MAX_SALT_BYTES} bytes, got {size}", bytes=size, maximum=MAX_SALT_BYTES
+        )
+    if scope.adapter_version and not scope.adapter_id:
+        raise InvalidArgument(f"adapter version {scope.adapter_version!r} has no adapter id; give both or neither")
+
+
+def parse_token_ids(token_ids: Sequence[int]) -> array[int]:
+    """The ids as 32-bit numbers. Raises InvalidArgument naming the first that is none."""
+    try:
+        return array("I", token_ids)
+    except (OverflowError, TypeError):
+        for index, token_id in enumerate(token_ids):
+            if not isinstance(token_id, int) or not 0 <= token_id < 1 << 32:
+                raise InvalidArgument(
+                    f"token id {token_id!r} at index {index} is not in 0..{(1 << 32) - 1}",
+                    index=index,
+                    token_id=token_id,
+                ) from None
+        raise
