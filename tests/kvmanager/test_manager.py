@@ -1,0 +1,70 @@
+"""Pools by name: openings, epochs, and what late callers are told."""
+
+import pytest
+
+from kvmanager import KvManager
+from kvmanager.errors import InvalidArgument, PoolDiffers, StaleEpoch, UnknownPool
+from kvmanager.types import PoolSpec
+
+SPEC = PoolSpec(10, 16, 4096, "model")
+
+
+def test_opening_again_is_idempotent_for_the_same_runner():
+    manager = KvManager("boot")
+    first = manager.open_pool("p", SPEC, "runner-1")
+    first.pool.allocate("a", [1])
+    second = manager.open_pool("p", SPEC, "runner-1")
+    assert (first.created, second.created) == (True, False)
+    assert (first.epoch, second.epoch) == (1, 1)
+    assert second.pool is first.pool
+    assert second.pool.occupancy().sequences == 1
+
+
+def test_another_runner_gets_an_empty_pool_under_the_next_epoch():
+    manager = KvManager("boot")
+    manager.open_pool("p", SPEC, "runner-1").pool.allocate("a", [1])
+    opening = manager.open_pool("p", SPEC, "runner-2")
+    assert (opening.created, opening.epoch) == (True, 2)
+    assert opening.pool.occupancy().sequences == 0
+    assert opening.pool.occupancy().free_blocks == 9
+    with pytest.raises(StaleEpoch, match="in epoch 2, the caller speaks for epoch 1"):
+        manager.pool("p", 1)
+
+
+def test_other_facts_are_refused_and_named():
+    manager = KvManager("boot")
+    manager.open_pool("p", SPEC, "runner-1")
+    with pytest.raises(PoolDiffers, match=r"num_blocks 10 \(asked for 11\), block_size 16 \(asked for 32\); close"):
+        manager.open_pool("p", PoolSpec(11, 32, 4096, "model"), "runner-1")
+    assert manager.epoch("p") == 1
+
+
+def test_epochs_go_on_after_a_pool_is_closed():
+    manager = KvManager("boot")
+    manager.open_pool("p", SPEC, "runner-1").pool.allocate("a", [1])
+    assert manager.close_pool("p") == 1
+    with pytest.raises(UnknownPool, match="no pool 'p' is open; open ones: none"):
+        manager.pool("p")
+    assert manager.open_pool("p", PoolSpec(5, 8), "runner-1").epoch == 2
+
+
+def test_pools_do_not_see_each_other():
+    manager = KvManager("boot")
+    manager.open_pool("p", SPEC, "r").pool.allocate("a", [1])
+    manager.open_pool("q", SPEC, "r")
+    assert manager.pool("q").occupancy().held_blocks == 0
+    assert [pool_id for pool_id, _ in manager.pools()] == ["p", "q"]
+
+
+@pytest.mark.parametrize(("pool_id", "runner_id"), [("", "r"), ("p", ""), ("p" * 257, "r"), ("p\0", "r")])
+def test_ids_are_checked(pool_id, runner_id):
+    with pytest.raises(InvalidArgument):
+        KvManager("boot").open_pool(pool_id, SPEC, runner_id)
+
+
+def test_a_bad_spec_opens_nothing():
+    manager = KvManager("boot")
+    with pytest.raises(InvalidArgument):
+        manager.open_pool("p", PoolSpec(1, 16), "r")
+    assert manager.pools() == []
+    assert manager.open_pool("p", SPEC, "r").epoch == 1
