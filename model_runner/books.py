@@ -11,6 +11,10 @@ class BooksUnreachable(Exception):
     """No answer from the KV manager. Whether the verb was carried out is unknown; the engine must open() again."""
 
 
+class BooksRefused(Exception):
+    """The KV manager refuses for good, and says why: other facts of the pool, or a fault of this program."""
+
+
 class BooksLost(Exception):
     """The KV manager answers, but its books of this pool started anew: every block table the engine has is void."""
 
@@ -63,7 +67,7 @@ class Admission:
 class KvBooks(Protocol):
     """The verbs of a KV manager, spoken for one pool by one runner. Each succeeds whole or changes nothing.
 
-    Every verb may raise BooksUnreachable or BooksLost. Called from the engine's thread only; may block.
+    Every verb may raise BooksUnreachable, BooksLost or BooksRefused. Called from the engine's thread only; may block.
     """
 
     def open(self, facts: PoolFacts) -> bool:
@@ -78,8 +82,12 @@ class KvBooks(Protocol):
         headroom_blocks: int,
         cache_salt: str,
         skip_cache_read: bool,
+        resumed: bool,
     ) -> Admission | None:
-        """Blocks for all of `token_ids`, cached prefix included; None while the pool is too full."""
+        """Blocks for all of `token_ids`, cached prefix included; None while the pool is too full.
+
+        headroom_blocks must be left for others. resumed: it was here before, so the lookup is not counted again.
+        """
         ...
 
     def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
