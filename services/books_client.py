@@ -1,0 +1,170 @@
+"""The engine's books over gRPC: a blocking client of a KV manager in another process."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from octavo.kv.v1 import kv_manager_pb2 as pb
+from octavo.kv.v1 import kv_manager_pb2_grpc
+
+from model_runner.books import (
+    Admission,
+    BlockGrant,
+    BooksLost,
+    BooksUnreachable,
+    CopyOrder,
+    PoolFacts,
+    SequenceUpdate,
+)
+from services.books_errors import BooksRefused
+from services.channels import ClientTls, open_channel
+from services.errors import describe_rpc_error
+
+Answer = TypeVar("Answer", bound=Message)
+
+CALL_SECONDS = 5.0
+"""How long a verb may take before the KV manager counts as unreachable."""
+
+_CLOSE_SECONDS = 1.0
+_UNREACHABLE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+_LOST = frozenset({"UNKNOWN_POOL", "STALE_EPOCH"})
+
+
+class GrpcBooks:
+    """A model_runner.books.KvBooks that asks the KV manager at `address` ('unix:/path' or 'host:port').
+
+    Connects at the first call, and again by itself after the KV manager was away. Used by one thread. Each verb raises
+    BooksUnreachable (no answer within `call_seconds`, or no connection), BooksLost (the pool is no longer this
+    runner's) or BooksRefused (a fault of the caller).
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        pool_id: str = "default",
+        tls: ClientTls | None = None,
+        call_seconds: float = CALL_SECONDS,
+    ) -> None:
+        self.address = address
+        self._pool_id = pool_id
+        self._call_seconds = call_seconds
+        self._runner_id = uuid.uuid4().hex
+        self._opened: tuple[str, int] | None = None
+        self._channel = open_channel(address, tls)
+        self._stub = kv_manager_pb2_grpc.KvManagerServiceStub(self._channel)
+
+    def open(self, facts: PoolFacts) -> bool:
+        """Declares the pool; True when its books are new to this runner.
+
+        Raises BooksRefused when the pool is open with other facts, or when the facts make no sense.
+        """
+        spec = pb.PoolSpec(
+            num_blocks=facts.num_blocks,
+            block_size=facts.block_size,
+            bytes_per_block=facts.bytes_per_block,
+            model_fingerprint=facts.model_fingerprint,
+        )
+        request = pb.OpenPoolRequest(pool_id=self._pool_id, spec=spec, runner_id=self._runner_id)
+        answer = self._call(self._stub.OpenPool, request)
+        before, self._opened = self._opened, (answer.boot_id, answer.epoch)
+        return answer.created or before != self._opened
+
+    def allocate(
+        self,
+        sequence_id: str,
+        token_ids: Sequence[int],
+        *,
+        headroom_blocks: int,
+        cache_salt: str,
+        skip_cache_read: bool,
+    ) -> Admission | None:
+        """Blocks for all of `token_ids`; None while the pool is too full."""
+        request = pb.AllocateRequest(
+            pool_id=self._pool_id,
+            epoch=self._epoch(),
+            sequence_id=sequence_id,
+            token_ids=token_ids,
+            scope=pb.CacheScope(salt=cache_salt),
+            headroom_blocks=headroom_blocks,
+            skip_cache_read=skip_cache_read,
+        )
+        answer = self._call_unless_short(self._stub.Allocate, request)
+        return None if answer is None else Admission(list(answer.block_ids), answer.cached_tokens)
+
+    def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
+        """Commits and grows all of the sequences; None while the pool is too full for all."""
+        request = pb.AppendRequest(pool_id=self._pool_id, epoch=self._epoch(), appends=_appends(updates))
+        answer = self._call_unless_short(self._stub.Append, request)
+        return None if answer is None else [_grant(each) for each in answer.grants]
+
+    def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
+        """Gives each child the parent's block table."""
+        request = pb.ForkRequest(
+            pool_id=self._pool_id, epoch=self._epoch(), parent_id=parent_id, child_ids=list(child_ids)
+        )
+        self._call(self._stub.Fork, request)
+
+    def free(self, updates: Sequence[SequenceUpdate]) -> None:
+        """Commits a last time and ends the sequences; unknown ones are ignored."""
+        request = pb.FreeRequest(pool_id=self._pool_id, epoch=self._epoch(), sequences=_appends(updates))
+        self._call(self._stub.Free, request)
+
+    def close(self) -> None:
+        """Gives up the pool and the connection; never raises."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            self._close_pool(opened[1])
+        self._channel.close()
+
+    def _close_pool(self, epoch: int) -> None:
+        request = pb.ClosePoolRequest(pool_id=self._pool_id, epoch=epoch)
+        try:
+            self._stub.ClosePool(request, timeout=min(_CLOSE_SECONDS, self._call_seconds))
+        except (grpc.RpcError, ValueError):
+            # It is gone, or another runner has the pool: nothing of ours is left in it.
+            return
+
+    def _epoch(self) -> int:
+        if self._opened is None:
+            raise BooksLost(f"Pool {self._pool_id!r} was never opened at {self.address}.")
+        return self._opened[1]
+
+    def _call(self, verb: Callable[..., Answer], request: Message) -> Answer:
+        try:
+            return verb(request, timeout=self._call_seconds)
+        except grpc.RpcError as error:
+            self._raise(error)
+
+    def _call_unless_short(self, verb: Callable[..., Answer], request: Message) -> Answer | None:
+        try:
+            return verb(request, timeout=self._call_seconds)
+        except grpc.RpcError as error:
+            # gRPC itself says RESOURCE_EXHAUSTED for a message that is too large, which will never get better.
+            if describe_rpc_error(error).reason == "POOL_SHORT":
+                return None
+            self._raise(error)
+
+    def _raise(self, error: grpc.RpcError) -> NoReturn:
+        view = describe_rpc_error(error)
+        if view.reason in _LOST:
+            raise BooksLost(view.sentence) from error
+        if view.code in _UNREACHABLE:
+            raise BooksUnreachable(f"No answer from the KV manager at {self.address}: {view.sentence}") from error
+        raise BooksRefused(view.sentence, view.reason) from error
+
+
+def _appends(updates: Sequence[SequenceUpdate]) -> list[pb.SequenceAppend]:
+    return [
+        pb.SequenceAppend(sequence_id=each.sequence_id, token_ids=each.token_ids, computed_tokens=each.computed_tokens)
+        for each in updates
+    ]
+
+
+def _grant(grant: pb.SequenceGrant) -> BlockGrant:
+    copies = tuple(CopyOrder(each.source_block_id, each.target_block_id, each.num_tokens) for each in grant.copies)
+    return BlockGrant(grant.first_index, list(grant.block_ids), copies)

@@ -1,0 +1,116 @@
+"""The engine's books without a second process: for tests, and for measuring what the split costs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import NoReturn
+
+from kvmanager.errors import KvError, PoolShort, StaleEpoch, UnknownPool
+from kvmanager.manager import KvManager
+from kvmanager.pool import Pool
+from kvmanager.types import Append, CacheScope, Grant, PoolSpec
+from model_runner.books import Admission, BlockGrant, BooksLost, CopyOrder, PoolFacts, SequenceUpdate
+from services.books_errors import BooksRefused
+
+
+class InProcessBooks:
+    """A model_runner.books.KvBooks over a KvManager of this process, with the semantics of the gRPC one.
+
+    Not thread-safe: whoever else uses the manager must do so on the engine's thread, or between its calls.
+    """
+
+    def __init__(self, manager: KvManager, pool_id: str = "default") -> None:
+        self._manager = manager
+        self._pool_id = pool_id
+        self._runner_id = uuid.uuid4().hex
+        self._opened: tuple[str, int] | None = None
+
+    def open(self, facts: PoolFacts) -> bool:
+        """Declares the pool. Raises BooksRefused when it is open with other facts, or when they make no sense."""
+        spec = PoolSpec(facts.num_blocks, facts.block_size, facts.bytes_per_block, facts.model_fingerprint)
+        try:
+            opening = self._manager.open_pool(self._pool_id, spec, self._runner_id)
+        except KvError as error:
+            _refuse(error)
+        before, self._opened = self._opened, (self._manager.boot_id, opening.epoch)
+        return opening.created or before != self._opened
+
+    def allocate(
+        self,
+        sequence_id: str,
+        token_ids: Sequence[int],
+        *,
+        headroom_blocks: int,
+        cache_salt: str,
+        skip_cache_read: bool,
+    ) -> Admission | None:
+        """Blocks for all of `token_ids`; None while the pool is too full."""
+        try:
+            allocation = self._pool().allocate(
+                sequence_id,
+                token_ids,
+                scope=CacheScope(salt=cache_salt),
+                headroom_blocks=headroom_blocks,
+                skip_cache_read=skip_cache_read,
+            )
+        except PoolShort:
+            return None
+        except KvError as error:
+            _refuse(error)
+        return Admission(allocation.block_ids, allocation.cached_tokens)
+
+    def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
+        """Commits and grows all of the sequences; None while the pool is too full for all."""
+        try:
+            grants = self._pool().append(_appends(updates))
+        except PoolShort:
+            return None
+        except KvError as error:
+            _refuse(error)
+        return [_grant(each) for each in grants]
+
+    def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
+        """Gives each child the parent's block table."""
+        try:
+            self._pool().fork(parent_id, child_ids)
+        except KvError as error:
+            _refuse(error)
+
+    def free(self, updates: Sequence[SequenceUpdate]) -> None:
+        """Commits a last time and ends the sequences; unknown ones are ignored."""
+        try:
+            self._pool().free(_appends(updates))
+        except KvError as error:
+            _refuse(error)
+
+    def close(self) -> None:
+        """Gives up the pool; never raises."""
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return
+        try:
+            self._manager.close_pool(self._pool_id, opened[1])
+        except KvError:
+            # Another runner has the pool by now, or it was closed: nothing of ours is left in it.
+            return
+
+    def _pool(self) -> Pool:
+        if self._opened is None:
+            raise BooksLost(f"Pool {self._pool_id!r} was never opened.")
+        return self._manager.pool(self._pool_id, self._opened[1])
+
+
+def _refuse(error: KvError) -> NoReturn:
+    if isinstance(error, UnknownPool | StaleEpoch):
+        raise BooksLost(str(error)) from error
+    raise BooksRefused(str(error), error.reason) from error
+
+
+def _appends(updates: Sequence[SequenceUpdate]) -> list[Append]:
+    return [Append(each.sequence_id, each.token_ids, each.computed_tokens) for each in updates]
+
+
+def _grant(grant: Grant) -> BlockGrant:
+    copies = tuple(CopyOrder(each.source, each.target, each.num_tokens) for each in grant.copies)
+    return BlockGrant(grant.first_index, grant.block_ids, copies)

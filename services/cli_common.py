@@ -1,0 +1,50 @@
+"""What all commands share: one line on stderr and exit code 2 instead of a traceback, and output helpers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import typer
+
+from services.errors import StartupError, describe_rpc_error
+
+EXIT_WRONG = 1
+"""The command ran, and what it looked at is wrong."""
+EXIT_UNABLE = 2
+"""The command could not do its work."""
+
+_UNREACHABLE = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+
+
+def run_or_exit_2(work: Callable[[], None]) -> None:
+    """Runs `work`; a StartupError becomes its sentence on stderr and exit code 2. Ctrl-C ends quietly with 130."""
+    try:
+        work()
+    except StartupError as error:
+        typer.echo(f"octavo: {error}", err=True)
+        raise typer.Exit(EXIT_UNABLE) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        # The reader of our output went away (`octavo pool | head -1`): no more to say.
+        sys.stderr.close()
+        raise typer.Exit(EXIT_WRONG) from None
+
+
+def rpc_failed(error: grpc.RpcError, what: str, address: str) -> StartupError:
+    """The sentence for a failed call to `what` ('KV manager') at `address`."""
+    view = describe_rpc_error(error)
+    if view.code not in _UNREACHABLE or view.reason:
+        return StartupError(f"{what} at {address}: {view.sentence} ({view.code})")
+    if view.code == "DEADLINE_EXCEEDED":
+        return StartupError(f"The {what} at {address} did not answer in time.")
+    return StartupError(f"No {what} answers at {address}; is it running?")
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on one line of stdout."""
+    typer.echo(json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,164 @@
+"""The commands of the KV manager: kv-manager, pool, sequence and check."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import grpc
+import typer
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from octavo.kv.v1 import kv_manager_pb2 as pb
+from octavo.kv.v1 import kv_manager_pb2_grpc
+from rich.console import Console, Group
+from rich.live import Live
+
+from services.channels import open_channel
+from services.cli_common import EXIT_WRONG, print_json, rpc_failed
+from services.cli_kv_tables import block_table, pool_facts, pool_table
+from services.config import ClientSettings, KvManagerSettings
+from services.logging import configure_logging
+from services.options import with_settings
+
+CALL_SECONDS = 5.0
+CHECK_SECONDS = 120.0
+
+_CLIENT_FIELDS = ("kv_address", "pool_id", "tls_ca", "tls_cert", "tls_key")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")]
+
+
+def add_kv_commands(app: typer.Typer) -> None:
+    """Mounts the commands."""
+    app.command("kv-manager")(kv_manager)
+    app.command("pool")(pool)
+    app.command("sequence")(sequence)
+    app.command("check")(check)
+
+
+@with_settings(KvManagerSettings)
+def kv_manager(settings: KvManagerSettings) -> None:
+    """Serves the books of the paged KV cache, until SIGTERM or Ctrl-C."""
+    # Imported here, so that the tools start without what only the server needs.
+    from services.kv_process import serve_kv_manager
+
+    configure_logging(settings.log_level, settings.log_format, service="kv-manager")
+    asyncio.run(serve_kv_manager(settings))
+
+
+@with_settings(ClientSettings, only=_CLIENT_FIELDS)
+def pool(
+    settings: ClientSettings,
+    json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Seconds between two looks of --watch.")
+    ] = 1.0,
+) -> None:
+    """Shows how full a pool is: blocks by state, tokens, sequences, and what has happened since it was opened."""
+    with _kv_manager(settings) as stub:
+
+        def read() -> pb.GetPoolResponse:
+            return stub.GetPool(pb.GetPoolRequest(pool_id=settings.pool_id), timeout=CALL_SECONDS)
+
+        if json:
+            _repeat(lambda: print_json(_plain(read())), interval if watch else None)
+        elif watch:
+            _watch_pool(read, interval)
+        else:
+            Console().print(_pool_view(read()))
+
+
+@with_settings(ClientSettings, only=_CLIENT_FIELDS)
+def sequence(
+    settings: ClientSettings,
+    sequence_id: Annotated[str, typer.Argument(metavar="ID", help="Name of a live sequence.")],
+    json: Json = False,
+) -> None:
+    """Shows the block table of a sequence: each block, its reference count, its tokens and its hash."""
+    with _kv_manager(settings) as stub:
+        request = pb.GetBlockTableRequest(pool_id=settings.pool_id, sequence_id=sequence_id)
+        table = stub.GetBlockTable(request, timeout=CALL_SECONDS)
+    if json:
+        print_json(_plain(table) | {"blocks": [_plain_block(each) for each in table.blocks]})
+    else:
+        Console().print(block_table(table))
+
+
+@with_settings(ClientSettings, only=_CLIENT_FIELDS)
+def check(settings: ClientSettings, json: Json = False) -> None:
+    """Has the KV manager recompute its books and compare. Exit code 0: right, 1: wrong, 2: could not be checked."""
+    with _kv_manager(settings) as stub:
+        report = stub.Check(pb.CheckRequest(pool_id=settings.pool_id), timeout=CHECK_SECONDS)
+    if json:
+        print_json(_plain(report))
+    else:
+        _print_report(report)
+    if not report.ok:
+        raise typer.Exit(EXIT_WRONG)
+
+
+@contextmanager
+def _kv_manager(settings: ClientSettings) -> Iterator[kv_manager_pb2_grpc.KvManagerServiceStub]:
+    """A stub for the KV manager; a failed call becomes a StartupError with one sentence."""
+    with open_channel(settings.kv_address, settings.tls()) as channel:
+        try:
+            yield kv_manager_pb2_grpc.KvManagerServiceStub(channel)
+        except grpc.RpcError as error:
+            raise rpc_failed(error, "KV manager", settings.kv_address) from None
+
+
+def _repeat(show: Callable[[], None], seconds: float | None) -> None:
+    """Shows once, or every so many seconds until Ctrl-C."""
+    show()
+    while seconds is not None:
+        time.sleep(seconds)
+        show()
+
+
+def _watch_pool(read: Callable[[], pb.GetPoolResponse], seconds: float) -> None:
+    with Live(_pool_view(read()), auto_refresh=False) as live:
+        _repeat(lambda: live.update(_pool_view(read()), refresh=True), seconds)
+
+
+def _pool_view(answer: pb.GetPoolResponse) -> Group:
+    return Group(pool_facts(answer), pool_table(answer))
+
+
+def _print_report(report: pb.CheckResponse) -> None:
+    looked_at = f"{report.checked_blocks} blocks and {report.checked_sequences} sequences checked"
+    if report.ok:
+        typer.echo(f"The books are right: {looked_at}.")
+        return
+    typer.echo(f"The books are wrong in {len(report.violations)} ways; {looked_at}:")
+    for violation in report.violations:
+        typer.echo(f"- {violation}")
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as JSON with its own field names, zeros included, and 64-bit numbers as numbers."""
+    plain = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return _with_numbers(message, plain)
+
+
+def _with_numbers(message: Message, plain: dict[str, Any]) -> dict[str, Any]:
+    for field in message.DESCRIPTOR.fields:
+        value = plain.get(field.name)
+        if isinstance(value, dict):
+            _with_numbers(getattr(message, field.name), value)
+        elif isinstance(value, str) and field.type != field.TYPE_STRING and field.type != field.TYPE_BYTES:
+            plain[field.name] = int(value)
+    return plain
+
+
+def _plain_block(block: pb.BlockInfo) -> dict[str, Any]:
+    return {
+        "block_id": block.block_id,
+        "reference_count": block.reference_count,
+        "block_hash": block.block_hash.hex(),
+        "stored_tokens": block.stored_tokens,
+    }

@@ -1,0 +1,221 @@
+"""What both gRPC servers share: limits, keepalive, TLS, binding, reflection, health and a graceful stop."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.addresses import Address, TcpAddress, UnixAddress, parse_address
+from services.errors import StartupError
+
+MIB = 1 << 20
+KV_MAX_RECEIVE_BYTES = 64 * MIB
+RUNNER_MAX_RECEIVE_BYTES = 16 * MIB
+
+LIVENESS = "liveness"
+"""The health name that is SERVING as long as the process lives."""
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+# A client that answers no ping for 10 s is gone: its streams end, and what they hold comes back.
+_KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """PEM files of a TLS server; with `client_ca`, clients must show a certificate that it signed (mTLS)."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+def create_server(max_receive_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
+    """A grpc.aio server that refuses requests above `max_receive_bytes` with RESOURCE_EXHAUSTED."""
+    options = [
+        ("grpc.max_receive_message_length", max_receive_bytes),
+        ("grpc.max_send_message_length", -1),
+        # With SO_REUSEPORT two servers on one port would share its calls; we want an error.
+        ("grpc.so_reuseport", 0),
+        *_KEEPALIVE,
+    ]
+    return grpc.aio.server(interceptors=list(interceptors), options=options)
+
+
+def enable_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+    """Lets tools list the services, health and reflection included, and read their descriptors."""
+    names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+
+
+class Health:
+    """grpc.health.v1 of a process: '' and the service names tell readiness, 'liveness' that the process lives."""
+
+    def __init__(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+        self._servicer = health.aio.HealthServicer()
+        self._names = ("", *service_names)
+        self._stopping = False
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def start(self) -> None:
+        """Call before the server starts: alive, and not ready."""
+        await self._servicer.set(LIVENESS, _SERVING)
+        await self._set(_NOT_SERVING)
+
+    async def set_ready(self, ready: bool) -> None:
+        """Tells whether the process can do its work; once it is stopping, it never can again."""
+        await self._set(_SERVING if ready and not self._stopping else _NOT_SERVING)
+
+    async def stop(self) -> None:
+        """Tells that the process takes no more work."""
+        self._stopping = True
+        await self._set(_NOT_SERVING)
+
+    async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in self._names:
+            await self._servicer.set(name, status)
+
+
+async def stop_gracefully(server: grpc.aio.Server, state: Health, grace_seconds: float) -> None:
+    """Says NOT_SERVING, takes no new calls, and cancels those that go on after `grace_seconds`."""
+    await state.stop()
+    await server.stop(grace_seconds)
+
+
+def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None = None) -> str:
+    """Makes the server listen on 'host:port' or 'unix:/path' and returns the address with the port it got.
+
+    Raises StartupError: a bad address, a port in use, a socket that somebody serves, a path that cannot be used, bad
+    TLS files. A stale socket file is removed; a missing directory is made, for this user alone.
+    """
+    try:
+        parsed = parse_address(address)
+    except ValueError as error:
+        raise StartupError(str(error)) from None
+    prepare(parsed)
+    try:
+        port = _add_port(server, str(parsed), tls)
+    except RuntimeError:
+        raise StartupError(f"Cannot listen on {parsed}: {_refusal(tls)}.") from None
+    return str(TcpAddress(parsed.host, port)) if isinstance(parsed, TcpAddress) else str(parsed)
+
+
+def prepare(address: Address) -> None:
+    """Makes sure that the address can be bound, so that grpc-core has nothing to complain of; StartupError if not."""
+    if isinstance(address, TcpAddress):
+        _probe_port(address)
+        return
+    _make_directory(Path(address.path).absolute().parent, address)
+    _remove_stale_socket(address)
+
+
+def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:
+    if tls is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, _credentials(tls))
+
+
+def _refusal(tls: ServerTls | None) -> str:
+    if tls is None:
+        return "the system refuses it"
+    return f"the system refuses it, or {tls.cert} and {tls.key} are no matching certificate and key in PEM"
+
+
+def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    pair = (_read_pem(tls.key, "--tls-key"), _read_pem(tls.cert, "--tls-cert"))
+    client_ca = _read_pem(tls.client_ca, "--tls-client-ca") if tls.client_ca else None
+    return grpc.ssl_server_credentials([pair], root_certificates=client_ca, require_client_auth=client_ca is not None)
+
+
+def _read_pem(path: Path, option: str) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StartupError(f"Cannot read {option} {path}: {error.strerror}.") from None
+    if b"-----BEGIN" not in data:
+        raise StartupError(f"{option} {path} is no PEM file.")
+    return data
+
+
+def _probe_port(address: TcpAddress) -> None:
+    """Binds each address that the host stands for, as grpc-core would, which is content if only one of them works."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise StartupError(f"Cannot listen on {address}: the host {address.host!r} has no address.") from None
+    for family, kind, protocol, _, endpoint in found:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _try_bind(probe, endpoint, address)
+
+
+def _try_bind(probe: socket.socket, endpoint: tuple[object, ...], address: TcpAddress) -> None:
+    try:
+        probe.bind(endpoint)
+    except OSError as error:
+        # A name may stand for an IPv6 address on a machine without IPv6.
+        if error.errno == errno.EADDRNOTAVAIL and address.host == "localhost":
+            return
+        reason = "the port is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
+        raise StartupError(f"Cannot listen on {address}: {reason}.") from None
+
+
+def _make_directory(directory: Path, address: UnixAddress) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"Cannot make the directory of {address}: {error.strerror}.") from None
+
+
+def _remove_stale_socket(address: UnixAddress) -> None:
+    """Removes a socket file that nobody serves: grpc-core would take over a live one without a word."""
+    try:
+        mode = os.lstat(address.path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StartupError(f"Cannot listen on {address}: {error.strerror}.") from None
+    if not stat.S_ISSOCK(mode):
+        raise StartupError(f"Cannot listen on {address}: the file exists and is no socket.")
+    if _is_served(address):
+        raise StartupError(f"Cannot listen on {address}: another process serves this socket.")
+    _unlink(address)
+
+
+def _is_served(address: UnixAddress) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(address.path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except TimeoutError:
+            # Its queue of connections is full: somebody is there.
+            return True
+        except OSError as error:
+            raise StartupError(f"Cannot listen on {address}: {error.strerror}.") from None
+    return True
+
+
+def _unlink(address: UnixAddress) -> None:
+    try:
+        os.unlink(address.path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StartupError(f"Cannot remove the stale socket {address}: {error.strerror}.") from None

@@ -1,0 +1,134 @@
+"""Metrics of the KV manager, read from the books at scrape time, so that they are right while nothing happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from kvmanager.manager import KvManager
+from kvmanager.types import Occupancy, PoolSpec, Totals
+
+
+@dataclass(frozen=True, slots=True)
+class PoolReading:
+    """One pool at one moment."""
+
+    pool_id: str
+    epoch: int
+    spec: PoolSpec
+    occupancy: Occupancy
+    totals: Totals
+    imbalance: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    name: str
+    help: str
+    read: Callable[[PoolReading], float]
+
+
+def _usage(reading: PoolReading) -> float:
+    occupancy = reading.occupancy
+    return occupancy.held_blocks / occupancy.usable_blocks if occupancy.usable_blocks else 0.0
+
+
+_GAUGES = (
+    _Series("usable_blocks", "Blocks that can be handed out: all but the null block.", lambda r: r.spec.usable_blocks),
+    _Series("shared_blocks", "Held blocks that more than one table names.", lambda r: r.occupancy.shared_blocks),
+    _Series("usage_ratio", "Held blocks as a share of the usable ones, 0 to 1.", _usage),
+    _Series("stored_tokens", "Tokens in held blocks, each block counted once.", lambda r: r.occupancy.stored_tokens),
+    _Series("reserved_tokens", "Tokens that held blocks have room for.", lambda r: r.occupancy.reserved_tokens),
+    _Series("sequences", "Live sequences.", lambda r: r.occupancy.sequences),
+    _Series("books_imbalance", "Blocks that the sum check cannot account for; must be 0.", lambda r: r.imbalance),
+)
+
+_COUNTERS = (
+    _Series("allocated_blocks", "Blocks handed out, copies included.", lambda r: r.totals.allocated_blocks),
+    _Series("freed_blocks", "Blocks whose last holder let go.", lambda r: r.totals.freed_blocks),
+    _Series("evicted_blocks", "Cached blocks given up to make room.", lambda r: r.totals.evicted_blocks),
+    _Series("forks", "Children made by Fork.", lambda r: r.totals.forks),
+    _Series("copies", "Copy-on-write orders, one block each.", lambda r: r.totals.copies),
+    _Series("prefix_query_tokens", "Prompt tokens looked up in the cache.", lambda r: r.totals.queried_tokens),
+    _Series("prefix_hit_tokens", "Prompt tokens found in the cache.", lambda r: r.totals.hit_tokens),
+    _Series("allocation_failures", "Verbs refused for want of blocks.", lambda r: r.totals.allocation_failures),
+    _Series("unknown_frees", "Sequences that Free did not know.", lambda r: r.totals.unknown_frees),
+)
+
+_STATES = (
+    ("free", lambda o: o.free_blocks),
+    ("cached", lambda o: o.cached_blocks),
+    ("held", lambda o: o.held_blocks),
+)
+
+
+class BooksCollector(Collector):
+    """Yields the octavo_kv_ families; `read` tells the pools of this moment, and may be called from any thread.
+
+    A pool that is opened anew counts from 0 again, which Prometheus takes for the restart that it is.
+    """
+
+    def __init__(self, read: Callable[[], Sequence[PoolReading]]) -> None:
+        self._read = read
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        readings = self._read()
+        yield _blocks(readings)
+        yield _pool_info(readings)
+        for series in _GAUGES:
+            yield _filled(GaugeMetricFamily(f"octavo_kv_{series.name}", series.help, labels=["pool"]), series, readings)
+        for series in _COUNTERS:
+            counter = CounterMetricFamily(f"octavo_kv_{series.name}", series.help, labels=["pool"])
+            yield _filled(counter, series, readings)
+
+
+def pool_readings(manager: KvManager) -> list[PoolReading]:
+    """The open pools as they are now; call it where the verbs run."""
+    return [
+        PoolReading(
+            pool_id=pool_id,
+            epoch=manager.epoch(pool_id),
+            spec=pool.spec,
+            occupancy=pool.occupancy(),
+            totals=replace(pool.totals),
+            imbalance=pool.imbalance(),
+        )
+        for pool_id, pool in manager.pools()
+    ]
+
+
+def _filled(family: Metric, series: _Series, readings: Sequence[PoolReading]) -> Metric:
+    for reading in readings:
+        family.add_metric([reading.pool_id], series.read(reading))
+    return family
+
+
+def _blocks(readings: Sequence[PoolReading]) -> Metric:
+    text = "Blocks by state; the states sum up to the usable blocks."
+    family = GaugeMetricFamily("octavo_kv_blocks", text, labels=["pool", "state"])
+    for reading in readings:
+        for state, count in _STATES:
+            family.add_metric([reading.pool_id, state], count(reading.occupancy))
+    return family
+
+
+def _pool_info(readings: Sequence[PoolReading]) -> Metric:
+    family = InfoMetricFamily("octavo_kv_pool", "The facts of a pool; block_size in tokens.", labels=["pool"])
+    for reading in readings:
+        spec = reading.spec
+        facts = {
+            "num_blocks": str(spec.num_blocks),
+            "block_size": str(spec.block_size),
+            "bytes_per_block": str(spec.bytes_per_block),
+            "model_fingerprint": spec.model_fingerprint,
+            "epoch": str(reading.epoch),
+        }
+        family.add_metric([reading.pool_id], facts)
+    return family

@@ -1,0 +1,138 @@
+"""octavo.kv.v1.KvManagerService over the books. Errors are raised; the server's interceptor makes statuses of them."""
+
+from __future__ import annotations
+
+import grpc
+from octavo.kv.v1 import kv_manager_pb2 as pb
+from octavo.kv.v1 import kv_manager_pb2_grpc
+
+from kvmanager.errors import InvalidArgument
+from kvmanager.manager import KvManager
+from services import kv_wire as wire
+
+KV_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KvManagerService"].full_name
+
+DEFAULT_PAGE = 100
+MAX_PAGE = 1000
+
+Context = grpc.aio.ServicerContext
+
+
+class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
+    """The verbs, one at a time: none awaits anything, so each has the books for itself on the event loop."""
+
+    def __init__(self, manager: KvManager) -> None:
+        self._manager = manager
+
+    async def OpenPool(self, request: pb.OpenPoolRequest, context: Context) -> pb.OpenPoolResponse:
+        """Declares a pool for one runner process."""
+        spec = wire.spec_from_wire(request.spec)
+        opening = self._manager.open_pool(wire.pool_id_of(request.pool_id), spec, request.runner_id)
+        return pb.OpenPoolResponse(
+            boot_id=self._manager.boot_id,
+            epoch=opening.epoch,
+            created=opening.created,
+            occupancy=wire.occupancy_to_wire(opening.pool.occupancy()),
+        )
+
+    async def ClosePool(self, request: pb.ClosePoolRequest, context: Context) -> pb.ClosePoolResponse:
+        """Forgets a pool."""
+        closed = self._manager.close_pool(wire.pool_id_of(request.pool_id), request.epoch)
+        return pb.ClosePoolResponse(closed_sequences=closed)
+
+    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
+        """Makes the block table of a new sequence."""
+        pool = self._manager.pool(wire.pool_id_of(request.pool_id), request.epoch)
+        allocation = pool.allocate(
+            request.sequence_id,
+            list(request.token_ids),
+            scope=wire.scope_from_wire(request.scope),
+            headroom_blocks=request.headroom_blocks,
+            skip_cache_read=request.skip_cache_read,
+        )
+        return pb.AllocateResponse(
+            block_ids=allocation.block_ids,
+            cached_tokens=allocation.cached_tokens,
+            occupancy=wire.occupancy_to_wire(pool.occupancy()),
+        )
+
+    async def Append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:
+        """Commits and grows sequences."""
+        pool = self._manager.pool(wire.pool_id_of(request.pool_id), request.epoch)
+        grants = pool.append(wire.appends_from_wire(request.appends))
+        return pb.AppendResponse(
+            grants=map(wire.grant_to_wire, grants), occupancy=wire.occupancy_to_wire(pool.occupancy())
+        )
+
+    async def Fork(self, request: pb.ForkRequest, context: Context) -> pb.ForkResponse:
+        """Makes children that share the parent's blocks."""
+        pool = self._manager.pool(wire.pool_id_of(request.pool_id), request.epoch)
+        block_ids = pool.fork(request.parent_id, list(request.child_ids))
+        return pb.ForkResponse(block_ids=block_ids, occupancy=wire.occupancy_to_wire(pool.occupancy()))
+
+    async def Free(self, request: pb.FreeRequest, context: Context) -> pb.FreeResponse:
+        """Ends sequences."""
+        pool = self._manager.pool(wire.pool_id_of(request.pool_id), request.epoch)
+        outcome = pool.free(wire.appends_from_wire(request.sequences))
+        return pb.FreeResponse(
+            freed_sequences=outcome.freed,
+            unknown_sequences=outcome.unknown,
+            occupancy=wire.occupancy_to_wire(pool.occupancy()),
+        )
+
+    async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
+        """Says what is cached of a prompt."""
+        pool = self._manager.pool(wire.pool_id_of(request.pool_id))
+        hit = pool.lookup(list(request.token_ids), wire.scope_from_wire(request.scope))
+        return pb.LookupResponse(cached_tokens=hit.cached_tokens, block_ids=hit.block_ids)
+
+    async def GetBlockTable(self, request: pb.GetBlockTableRequest, context: Context) -> pb.GetBlockTableResponse:
+        """Shows one block table."""
+        pool = self._manager.pool(wire.pool_id_of(request.pool_id))
+        sequence, blocks = pool.block_table(request.sequence_id)
+        return pb.GetBlockTableResponse(
+            sequence=wire.sequence_to_wire(sequence), blocks=map(wire.block_to_wire, blocks)
+        )
+
+    async def ListSequences(self, request: pb.ListSequencesRequest, context: Context) -> pb.ListSequencesResponse:
+        """Lists a page of live sequences; the page token is the last id of the page before."""
+        pool = self._manager.pool(wire.pool_id_of(request.pool_id))
+        size = _page_size(request.page_size)
+        # One more than asked for tells whether there is a next page.
+        found = pool.sequences(request.page_token, size + 1)
+        page = found[:size]
+        return pb.ListSequencesResponse(
+            sequences=map(wire.sequence_to_wire, page),
+            next_page_token=page[-1].sequence_id if len(found) > size else "",
+        )
+
+    async def GetPool(self, request: pb.GetPoolRequest, context: Context) -> pb.GetPoolResponse:
+        """Shows a pool."""
+        pool_id = wire.pool_id_of(request.pool_id)
+        pool = self._manager.pool(pool_id)
+        return pb.GetPoolResponse(
+            pool_id=pool_id,
+            spec=wire.spec_to_wire(pool.spec),
+            boot_id=self._manager.boot_id,
+            epoch=self._manager.epoch(pool_id),
+            occupancy=wire.occupancy_to_wire(pool.occupancy()),
+            totals=wire.totals_to_wire(pool.totals),
+        )
+
+    async def ResetCache(self, request: pb.ResetCacheRequest, context: Context) -> pb.ResetCacheResponse:
+        """Forgets every cached block."""
+        pool = self._manager.pool(wire.pool_id_of(request.pool_id), request.epoch)
+        return pb.ResetCacheResponse(forgotten_blocks=pool.reset_cache())
+
+    async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckResponse:
+        """Recomputes the books and compares."""
+        pool = self._manager.pool(wire.pool_id_of(request.pool_id))
+        return wire.check_to_wire(pool.check())
+
+
+def _page_size(asked: int) -> int:
+    if asked < 0:
+        raise InvalidArgument(
+            f"page_size is {asked}; it must be 0 (for {DEFAULT_PAGE}) or more", page_size=asked, field="page_size"
+        )
+    return min(asked or DEFAULT_PAGE, MAX_PAGE)

@@ -1,0 +1,118 @@
+"""Command-line options made from the fields of a settings model, so that each is described once.
+
+    @app.command()
+    @with_settings(ClientSettings, only=("kv_address", "pool_id"))
+    def pool(settings: ClientSettings, json: bool = False) -> None: ...
+
+The command's own parameters stay as they are; `settings` comes from load_settings() and the model's fields become
+options with description, unit, default and environment variable in --help.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import typer
+from pydantic.fields import FieldInfo
+
+from services.cli_common import run_or_exit_2
+from services.config import ENV_PREFIX, OctavoSettings, load_settings
+
+Settings = TypeVar("Settings", bound=OctavoSettings)
+
+_SETTINGS = "settings"
+
+
+def with_settings(
+    settings_class: type[Settings],
+    *,
+    only: Collection[str] | None = None,
+    names: Mapping[str, tuple[str, ...]] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a typer command whose parameter `settings` is a `settings_class`.
+
+    only: the fields that become options; None for all. --config is always there. names: further option names by
+    field, such as {"runner_address": ("--address",)}. A StartupError in the command prints its sentence and exits 2.
+    """
+    chosen = [name for name in _own_fields_first(settings_class) if only is None or name in only or name == "config"]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = _own_parameters(command)
+        options = [_parameter(name, settings_class.model_fields[name], (names or {}).get(name, ())) for name in chosen]
+
+        @functools.wraps(command)
+        def run(**arguments: Any) -> None:
+            given = {name: value for name in chosen if (value := arguments.pop(name)) is not None}
+            run_or_exit_2(lambda: command(settings=load_settings(settings_class, given), **arguments))
+
+        # typer reads the signature and the annotations; both must tell of the options and not of `settings`.
+        run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in (*own, *options)}
+        del run.__wrapped__  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _own_fields_first(settings_class: type[OctavoSettings]) -> list[str]:
+    """The fields as --help shows them: the model's own before those that it shares with others."""
+    lineage = settings_class.__mro__
+
+    def depth(name: str) -> int:
+        return next(index for index, each in enumerate(lineage) if name in vars(each).get("__annotations__", {}))
+
+    return sorted(settings_class.model_fields, key=depth)
+
+
+def _own_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
+    hints = get_type_hints(command, include_extras=True)
+    return [
+        each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in inspect.signature(command).parameters.values()
+        if each.name != _SETTINGS
+    ]
+
+
+def _parameter(name: str, field: FieldInfo, more_names: tuple[str, ...]) -> inspect.Parameter:
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    option = typer.Option(
+        f"--{name.replace('_', '-')}",
+        *extra.get("options", ()),
+        *more_names,
+        help=_help(field),
+        envvar=f"{ENV_PREFIX}{name.upper()}",
+        show_default=_shown_default(field, extra),
+        metavar=_metavar(field, extra),
+    )
+    # The text goes to pydantic as it is, so that the environment and the file are judged by the same rules.
+    annotation = Annotated[str | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _shown_default(field: FieldInfo, extra: Mapping[str, Any]) -> str | bool:
+    if "shown_default" in extra:
+        return str(extra["shown_default"])
+    return False if field.default is None else str(field.default)
+
+
+def _help(field: FieldInfo) -> str:
+    choices = _choices(field)
+    return f"{field.description} One of: {', '.join(choices)}." if choices else str(field.description)
+
+
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+
+
+def _metavar(field: FieldInfo, extra: Mapping[str, Any]) -> str:
+    if "metavar" in extra:
+        return str(extra["metavar"])
+    kinds = {field.annotation, *get_args(field.annotation)}
+    return next((name for kind, name in _METAVARS.items() if kind in kinds), "TEXT")
+
+
+_METAVARS: dict[type, str] = {Path: "PATH", float: "SECONDS", int: "NUMBER"}
