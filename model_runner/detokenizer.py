@@ -1,0 +1,47 @@
+"""The text of one choice while its tokens arrive, ended by the first stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model_runner.stop_strings import StopSearch
+from model_runner.token_text import Tokenizer, token_text
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text of a choice, and the stop string that ended it, if one did. The text holds no part of that string."""
+
+    text: str
+    stop_string: str | None = None
+
+
+class Detokenizer:
+    """Detokenises one choice. All text returned, joined, is the decoding of all tokens up to the first stop string.
+
+    Text comes in whole characters, invalid bytes as U+FFFD. Held back are an unfinished character, a run of byte
+    tokens such as <0xE2> (one invalid byte turns the whole run into U+FFFD), and what may begin a stop string. The
+    cost of a token does not grow with the length of the output.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), skip_special_tokens: bool = True
+    ) -> None:
+        """Raises ValueError for an empty stop string."""
+        self._text = token_text(tokenizer, skip_special_tokens)
+        self._search = StopSearch(stop_strings)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text; finish() may still find one in what it flushes."""
+        return self._search.found
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
+        """Adds tokens, which may also be none. After a stop string they change nothing."""
+        text = self._search.push(self._text.push(token_ids))
+        return TextDelta(text, self._search.found)
+
+    def finish(self) -> str:
+        """Ends the tokens and returns what was held back, up to a stop string (see `stop_string`)."""
+        return self._search.push(self._text.finish()) + self._search.finish()
