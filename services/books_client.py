@@ -15,12 +15,12 @@ from model_runner.books import (
     Admission,
     BlockGrant,
     BooksLost,
+    BooksRefused,
     BooksUnreachable,
     CopyOrder,
     PoolFacts,
     SequenceUpdate,
 )
-from services.books_errors import BooksRefused
 from services.channels import ClientTls, open_channel
 from services.errors import describe_rpc_error
 
@@ -82,6 +82,7 @@ class GrpcBooks:
         headroom_blocks: int,
         cache_salt: str,
         skip_cache_read: bool,
+        resumed: bool,
     ) -> Admission | None:
         """Blocks for all of `token_ids`; None while the pool is too full."""
         request = pb.AllocateRequest(
@@ -92,6 +93,7 @@ class GrpcBooks:
             scope=pb.CacheScope(salt=cache_salt),
             headroom_blocks=headroom_blocks,
             skip_cache_read=skip_cache_read,
+            resumed=resumed,
         )
         answer = self._call_unless_short(self._stub.Allocate, request)
         return None if answer is None else Admission(list(answer.block_ids), answer.cached_tokens)
@@ -155,7 +157,7 @@ class GrpcBooks:
             raise BooksLost(view.sentence) from error
         if view.code in _UNREACHABLE:
             raise BooksUnreachable(f"No answer from the KV manager at {self.address}: {view.sentence}") from error
-        raise BooksRefused(view.sentence, view.reason) from error
+        raise BooksRefused(view.sentence) from error
 
 
 def _appends(updates: Sequence[SequenceUpdate]) -> list[pb.SequenceAppend]:

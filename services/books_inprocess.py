@@ -10,8 +10,7 @@ from kvmanager.errors import KvError, PoolShort, StaleEpoch, UnknownPool
 from kvmanager.manager import KvManager
 from kvmanager.pool import Pool
 from kvmanager.types import Append, CacheScope, Grant, PoolSpec
-from model_runner.books import Admission, BlockGrant, BooksLost, CopyOrder, PoolFacts, SequenceUpdate
-from services.books_errors import BooksRefused
+from model_runner.books import Admission, BlockGrant, BooksLost, BooksRefused, CopyOrder, PoolFacts, SequenceUpdate
 
 
 class InProcessBooks:
@@ -44,6 +43,7 @@ class InProcessBooks:
         headroom_blocks: int,
         cache_salt: str,
         skip_cache_read: bool,
+        resumed: bool,
     ) -> Admission | None:
         """Blocks for all of `token_ids`; None while the pool is too full."""
         try:
@@ -53,6 +53,7 @@ class InProcessBooks:
                 scope=CacheScope(salt=cache_salt),
                 headroom_blocks=headroom_blocks,
                 skip_cache_read=skip_cache_read,
+                resumed=resumed,
             )
         except PoolShort:
             return None
@@ -104,7 +105,7 @@ class InProcessBooks:
 def _refuse(error: KvError) -> NoReturn:
     if isinstance(error, UnknownPool | StaleEpoch):
         raise BooksLost(str(error)) from error
-    raise BooksRefused(str(error), error.reason) from error
+    raise BooksRefused(str(error)) from error
 
 
 def _appends(updates: Sequence[SequenceUpdate]) -> list[Append]:

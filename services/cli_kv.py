@@ -26,6 +26,7 @@ from services.options import with_settings
 
 CALL_SECONDS = 5.0
 CHECK_SECONDS = 120.0
+HASH_TABLE_WIDTH = 110
 
 _CLIENT_FIELDS = ("kv_address", "pool_id", "tls_ca", "tls_cert", "tls_key")
 
@@ -86,7 +87,7 @@ def sequence(
     if json:
         print_json(_plain(table) | {"blocks": [_plain_block(each) for each in table.blocks]})
     else:
-        Console().print(block_table(table))
+        _wide_console().print(block_table(table))
 
 
 @with_settings(ClientSettings, only=_CLIENT_FIELDS)
@@ -127,6 +128,13 @@ def _watch_pool(read: Callable[[], pb.GetPoolResponse], seconds: float) -> None:
 
 def _pool_view(answer: pb.GetPoolResponse) -> Group:
     return Group(pool_facts(answer), pool_table(answer))
+
+
+def _wide_console() -> Console:
+    """A console with room for a whole hash: a narrow terminal wraps the line, and nothing is cut."""
+    console = Console()
+    console.width = max(console.width, HASH_TABLE_WIDTH)
+    return console
 
 
 def _print_report(report: pb.CheckResponse) -> None:

@@ -49,6 +49,7 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
             scope=wire.scope_from_wire(request.scope),
             headroom_blocks=request.headroom_blocks,
             skip_cache_read=request.skip_cache_read,
+            resumed=request.resumed,
         )
         return pb.AllocateResponse(
             block_ids=allocation.block_ids,

@@ -18,6 +18,7 @@ from prometheus_client import (
     Info,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     start_http_server,
 )
 
@@ -40,6 +41,8 @@ def octavo_version() -> str:
 
 def new_registry(component: str) -> CollectorRegistry:
     """A registry of one process ('kv-manager', 'model-runner') with process, platform, GC and build facts."""
+    # The _created series double the text and no dashboard reads them.
+    disable_created_metrics()
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from services.errors import ErrorMapping, abort, failure_of, malformed_failure
 
-RPC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+RPC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600)
 """Upper bounds in seconds: from a verb on the books to a long stream."""
 
 _MALFORMED = object()
