@@ -1,0 +1,361 @@
+"""The engine's thread: takes requests in, runs step after step, and hands chunks out.
+
+A step: schedule, with the books' word for the blocks; run the model; sample; free what finished; deliver. Requests
+enter and leave between steps. When the KV manager is lost, nothing fails: every sequence goes back in line, and is
+computed again as soon as the books answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from model_runner.batch import BatchEntry
+from model_runner.books import BooksLost, BooksRefused, BooksUnreachable, KvBooks, SequenceUpdate
+from model_runner.engine_types import (
+    Delivery,
+    DuplicateRequest,
+    EngineOptions,
+    EngineState,
+    EngineStopped,
+    Executor,
+    Failure,
+    QueueFull,
+    RequestView,
+    StateListener,
+)
+from model_runner.generation import Generation, Outcome, abort_chunk
+from model_runner.observer import EngineObserver, SilentObserver, StepReport
+from model_runner.request import Chunk, GenerateRequest
+from model_runner.scheduler import Scheduler, StepPlan
+from model_runner.sequence import LiveRequest
+from model_runner.sequence import Sequence as LiveSequence
+from model_runner.timed_books import TimedBooks
+from model_runner.token_text import Tokenizer
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 0.25
+"""Between two attempts to reach the KV manager."""
+STARVED_SECONDS = 0.02
+"""Before the first in line is tried again while nothing runs: others hold the blocks of our pool."""
+MAX_LOSSES = 3
+"""Times in a row that the books may be lost before one step succeeds; then the requests at hand are failed."""
+
+
+class Engine:
+    """One model, one pool, one thread. submit(), abort(), requests() and counts() may be called from any thread.
+
+    deliver() gets all chunks of a step at once, in the engine's thread; on_state() each change of state with a
+    sentence. Both must be quick and must not raise.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        books: KvBooks,
+        tokenizer: Tokenizer,
+        options: EngineOptions,
+        deliver: Delivery,
+        on_state: StateListener = lambda state, sentence: None,
+        observer: EngineObserver | None = None,
+    ) -> None:
+        self._executor = executor
+        self._books = TimedBooks(books)
+        self._options = options
+        self._deliver = deliver
+        self._on_state = on_state
+        self._observer = observer or SilentObserver()
+        self._scheduler = Scheduler(self._books, options.limits)
+        self._generation = Generation(tokenizer, options.eos_token_ids, options.max_sequence_tokens, self._observer)
+        self._state = EngineState.WAITING_FOR_BOOKS
+        self._has_books = False
+        self._losses = 0
+        self._orphans: list[str] = []
+        """Sequences that ended while the books could not be told."""
+        # Shared with callers, under _lock: the live requests by id, and what the thread has not taken in yet.
+        self._lock = threading.Condition()
+        self._live: dict[str, LiveRequest] = {}
+        self._arrived: list[LiveRequest] = []
+        self._aborted: list[str] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+
+    # For callers.
+
+    def start(self) -> None:
+        """Starts the thread, which opens the pool as soon as the KV manager answers."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends every live request with ABORT, gives the pool back and ends the thread."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Takes in a validated request. Raises DuplicateRequest, QueueFull, EngineStopped."""
+        live = LiveRequest(request, arrived_at=time.monotonic())
+        live.sequences.append(self._generation.first_sequence(live))
+        with self._lock:
+            if self._stopping:
+                raise EngineStopped("the server is shutting down; send the request to another one")
+            if request.request_id in self._live:
+                raise DuplicateRequest(f"request {request.request_id!r} is live already; take another id")
+            waiting = sum(1 for other in self._live.values() if other.admitted_at is None)
+            if waiting >= self._options.max_queued_requests:
+                raise QueueFull(f"{waiting} requests wait already, as many as may; retry later")
+            self._live[request.request_id] = live
+            self._arrived.append(live)
+            self._lock.notify()
+
+    def abort(self, request_ids: Sequence[str]) -> tuple[int, int]:
+        """Ends requests before the next step. Returns how many were live, and how many unknown."""
+        with self._lock:
+            known = [request_id for request_id in dict.fromkeys(request_ids) if request_id in self._live]
+            self._aborted.extend(known)
+            self._lock.notify()
+        return len(known), len(request_ids) - len(known)
+
+    def requests(self) -> list[RequestView]:
+        """The live requests, oldest first."""
+        now = time.monotonic()
+        with self._lock:
+            return [_view(live, now) for live in self._live.values()]
+
+    def counts(self) -> tuple[int, int]:
+        """Running and waiting requests."""
+        with self._lock:
+            running = sum(1 for live in self._live.values() if _is_running(live))
+            return running, len(self._live) - running
+
+    # The thread.
+
+    def _run(self) -> None:
+        while not self._take_in():
+            try:
+                if not self._has_books:
+                    self._open_books()
+                elif not self._step():
+                    self._wait()
+            except (BooksUnreachable, BooksLost, BooksRefused) as error:
+                self._lose_books(error)
+            except Exception as error:
+                log.exception("engine step failed")
+                self._fail_at_hand(error)
+        self._shut_down()
+
+    def _take_in(self) -> bool:
+        """Takes in what arrived and what was aborted; true when the engine is to stop."""
+        with self._lock:
+            arrived, self._arrived = self._arrived, []
+            ended, self._aborted = self._aborted, []
+            aborted = [self._live[request_id] for request_id in dict.fromkeys(ended) if request_id in self._live]
+            stopping = self._stopping
+        for live in arrived:
+            self._scheduler.add(live.sequences[0])
+        self._abort_now(aborted)
+        return stopping
+
+    def _wait(self) -> None:
+        """Sleeps until something arrives; with a line that nobody serves, only for a moment."""
+        with self._lock:
+            if not (self._arrived or self._aborted or self._stopping):
+                self._lock.wait(STARVED_SECONDS if self._scheduler.waiting else None)
+
+    def _step(self) -> bool:
+        """One step; false when there was nothing to compute."""
+        started = time.monotonic()
+        self._books.seconds = 0.0
+        plan = self._scheduler.schedule()
+        self._fail([(sequence.live, sentence) for sequence, sentence in plan.refused])
+        if not plan.work:
+            return False
+        self._note_admissions(plan, started)
+        scheduling_kv = self._books.seconds
+        scheduled = time.monotonic()
+        logits = self._executor.execute([_entry(work.sequence, work.num_tokens) for work in plan.work], plan.copies)
+        computed = time.monotonic()
+        for work in plan.work:
+            work.sequence.computed += work.num_tokens
+        ready = [work.sequence for work in plan.work if not work.sequence.pending]
+        outcome = self._generation.advance(ready, logits, time.monotonic()) if ready else Outcome()
+        self._settle(outcome)
+        self._losses = 0
+        self._observer.on_step(
+            StepReport(
+                schedule_seconds=scheduled - started - scheduling_kv,
+                kv_seconds=self._books.seconds,
+                forward_seconds=computed - scheduled,
+                sample_seconds=time.monotonic() - computed - (self._books.seconds - scheduling_kv),
+                prefill_tokens=plan.prefill_tokens,
+                generated_tokens=len(outcome.chunks),
+                preemptions=plan.preemptions,
+                sequences=len(plan.work),
+            )
+        )
+        return True
+
+    def _settle(self, outcome: Outcome) -> None:
+        """Tells the books of forks and ends, then delivers: who sees a last chunk finds the blocks given back."""
+        finished = {id(sequence) for sequence in outcome.finished}
+        try:
+            for parent, children in outcome.forks:
+                self._fork(parent, [child for child in children if id(child) not in finished])
+            self._finish(outcome.finished)
+        finally:
+            self._close(outcome.chunks)
+            self._deliver(outcome.chunks)
+
+    def _fork(self, parent: LiveSequence, children: list[LiveSequence]) -> None:
+        if not children:
+            return
+        # The children run from here on, so that a lost KV manager puts them back in line like everybody else.
+        self._scheduler.adopt(children)
+        self._books.append([parent.commit()])
+        parent.share_with(children)
+        self._books.fork(parent.sequence_id, [child.sequence_id for child in children])
+
+    def _finish(self, sequences: list[LiveSequence]) -> None:
+        """Gives back what the sequences hold; what the books can't be told now, they are told when they are back."""
+        if not sequences:
+            return
+        if not self._has_books:
+            self._scheduler.drop(sequences)
+            self._orphans.extend(sequence.sequence_id for sequence in sequences)
+            return
+        try:
+            self._scheduler.finish(sequences)
+        except (BooksUnreachable, BooksLost, BooksRefused):
+            self._orphans.extend(sequence.sequence_id for sequence in sequences)
+            raise
+
+    def _close(self, chunks: Sequence[Chunk]) -> None:
+        """Forgets the requests whose last chunk is among `chunks`."""
+        for chunk in chunks:
+            if chunk.usage is not None:
+                self._observer.on_finish(chunk.finish_reason, chunk.usage)
+                with self._lock:
+                    del self._live[chunk.request_id]
+
+    def _note_admissions(self, plan: StepPlan, now: float) -> None:
+        for work in plan.work:
+            if work.sequence.live.admitted_at is None:
+                work.sequence.live.admitted_at = now
+
+    # When things go wrong.
+
+    def _open_books(self) -> None:
+        try:
+            if not self._books.open(self._options.facts):
+                self._void_books()
+        except BooksRefused as error:
+            self._change_state(EngineState.REFUSED, str(error))
+            self._sleep(RETRY_SECONDS)
+            return
+        except (BooksUnreachable, BooksLost) as error:
+            self._change_state(EngineState.WAITING_FOR_BOOKS, str(error))
+            self._sleep(RETRY_SECONDS)
+            return
+        self._orphans.clear()
+        self._has_books = True
+        self._change_state(EngineState.SERVING, "the KV manager keeps the books")
+
+    def _void_books(self) -> None:
+        """Ends whatever the same books still hold for us: which verbs they carried out before, we can't know."""
+        with self._lock:
+            sequences = [sequence for live in self._live.values() for sequence in live.sequences]
+        if ids := [*(sequence.sequence_id for sequence in sequences), *self._orphans]:
+            self._books.free([SequenceUpdate(sequence_id, (), 0) for sequence_id in ids])
+
+    def _lose_books(self, error: Exception) -> None:
+        self._has_books = False
+        self._scheduler.reset()
+        self._losses += 1
+        if self._losses > MAX_LOSSES and isinstance(error, BooksRefused):
+            self._losses = 0
+            self._fail_at_hand(error)
+        self._change_state(EngineState.WAITING_FOR_BOOKS, str(error))
+
+    def _fail_at_hand(self, error: Exception) -> None:
+        """Fails whoever runs, or else the first in line: somebody among them brought the engine down."""
+        scheduler = self._scheduler
+        at_hand = scheduler.running or list(scheduler.waiting)[:1]
+        lives = {id(sequence.live): sequence.live for sequence in at_hand}
+        sentence = f"the engine failed while it worked on this request: {type(error).__name__}; see the server's log"
+        self._fail([(live, sentence) for live in lives.values()])
+
+    def _fail(self, failures: Sequence[tuple[LiveRequest, str]]) -> None:
+        for live, _ in failures:
+            self._release(live.sequences)
+            self._observer.on_finish(None, live.usage(time.monotonic()))
+            with self._lock:
+                del self._live[live.request.request_id]
+        if failures:
+            self._deliver([Failure(live.request.request_id, sentence) for live, sentence in failures])
+
+    def _abort_now(self, lives: Sequence[LiveRequest]) -> None:
+        if not lives:
+            return
+        sequences = [sequence for live in lives for sequence in live.sequences]
+        self._release(sequences)
+        now = time.monotonic()
+        chunks = [abort_chunk(sequence, now) for sequence in sequences]
+        self._close(chunks)
+        self._deliver(chunks)
+
+    def _release(self, sequences: list[LiveSequence]) -> None:
+        """_finish() for the paths that must not raise."""
+        try:
+            self._finish(sequences)
+        except (BooksUnreachable, BooksLost, BooksRefused) as error:
+            self._lose_books(error)
+
+    def _shut_down(self) -> None:
+        self._abort_now(list(self._live.values()))
+        self._books.close()
+        self._change_state(EngineState.STOPPED, "stopped")
+
+    def _sleep(self, seconds: float) -> None:
+        with self._lock:
+            if not self._stopping:
+                self._lock.wait(seconds)
+
+    def _change_state(self, state: EngineState, sentence: str) -> None:
+        if state is not self._state:
+            self._state = state
+            self._on_state(state, sentence)
+
+
+def _entry(sequence: LiveSequence, num_tokens: int) -> BatchEntry:
+    first = sequence.computed
+    return BatchEntry(
+        token_ids=sequence.token_ids[first : first + num_tokens],
+        first_position=first,
+        block_table=sequence.block_table,
+        wants_logits=num_tokens == sequence.pending,
+    )
+
+
+def _is_running(live: LiveRequest) -> bool:
+    return any(sequence.block_table for sequence in list(live.sequences))
+
+
+def _view(live: LiveRequest, now: float) -> RequestView:
+    return RequestView(
+        request_id=live.request.request_id,
+        running=_is_running(live),
+        prompt_tokens=len(live.request.prompt_token_ids),
+        output_tokens=live.output_tokens,
+        age_seconds=now - live.arrived_at,
+        sequence_ids=tuple(sequence.sequence_id for sequence in list(live.sequences) if sequence.block_table),
+    )

@@ -1,0 +1,82 @@
+"""What the engine and its callers exchange: options, states, failures, and the executor that runs the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from torch import Tensor
+
+from model_runner.batch import BatchEntry
+from model_runner.books import CopyOrder, PoolFacts
+from model_runner.request import Chunk
+from model_runner.scheduler import SchedulerLimits
+
+
+class DuplicateRequest(Exception):
+    """A live request has the id already."""
+
+
+class QueueFull(Exception):
+    """Too many requests wait."""
+
+
+class EngineStopped(Exception):
+    """The engine takes no more requests."""
+
+
+class EngineState(Enum):
+    """Whether the engine can make progress."""
+
+    WAITING_FOR_BOOKS = "waiting for the KV manager"
+    SERVING = "serving"
+    REFUSED = "refused by the KV manager"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that ended by a fault of the engine; the sentence is for its client."""
+
+    request_id: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A live request as an operator sees it."""
+
+    request_id: str
+    running: bool
+    prompt_tokens: int
+    output_tokens: int
+    age_seconds: float
+    sequence_ids: tuple[str, ...]
+
+
+class Executor(Protocol):
+    """Runs the model on physical blocks."""
+
+    def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> Tensor:
+        """Copies, then computes the entries; float32 logits [entries that want them, vocabulary]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """max_sequence_tokens: the longest sequence that model and pool can hold. max_queued_requests may wait."""
+
+    facts: PoolFacts
+    limits: SchedulerLimits
+    max_sequence_tokens: int
+    eos_token_ids: frozenset[int]
+    max_queued_requests: int = 1024
+
+
+Delivery = Callable[[Sequence[Chunk | Failure]], None]
+"""Takes all chunks of a step, in the engine's thread."""
+
+StateListener = Callable[[EngineState, str], None]
+"""Takes each change of state with a sentence, in the engine's thread."""

@@ -1,0 +1,31 @@
+"""Runs the model on the physical cache: what the engine's thread calls once a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from model_runner.attention import AttentionBackend
+from model_runner.batch import BatchEntry, pack_batch
+from model_runner.books import CopyOrder
+from model_runner.models.decoder import Decoder
+
+
+class TorchExecutor:
+    """A decoder and the attention backend that owns its K/V."""
+
+    def __init__(self, model: Decoder, backend: AttentionBackend, block_size: int, device: torch.device) -> None:
+        self._model = model
+        self._backend = backend
+        self._block_size = block_size
+        self._device = device
+
+    @torch.inference_mode()
+    def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> Tensor:
+        """Copies blocks, then computes the entries: float32 logits [entries that want them, vocabulary]."""
+        if copies:
+            self._backend.copy_blocks(copies)
+        batch = pack_batch(entries, self._block_size, self._device)
+        return self._model.forward(batch, self._backend)

@@ -1,0 +1,172 @@
+"""From logits to chunks: draws the next token of each sequence, splits choices, decides who is done."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from model_runner.detokenizer import Detokenizer
+from model_runner.observer import EngineObserver
+from model_runner.request import Chunk, FinishReason, GenerateRequest, PositionLogprobs
+from model_runner.sampling import SamplingRows, logprobs, sample
+from model_runner.sequence import LiveRequest, Sequence
+from model_runner.token_text import Tokenizer
+
+_SEED_BITS = 64
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step brought: the chunks to deliver, the sequences that are done, and by parent the new children."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+    forks: list[tuple[Sequence, list[Sequence]]] = field(default_factory=list)
+
+
+class Generation:
+    """Knows how answers go on and end; knows nothing of blocks."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_token_ids: frozenset[int],
+        max_sequence_tokens: int,
+        observer: EngineObserver,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._max_sequence_tokens = max_sequence_tokens
+        self._observer = observer
+
+    def first_sequence(self, live: LiveRequest) -> Sequence:
+        """The sequence that computes the prompt; it becomes choice 0."""
+        return self._choice(live, 0, list(live.request.prompt_token_ids))
+
+    def advance(self, ready: Seq[Sequence], logits: Tensor, now: float) -> Outcome:
+        """One more token for each of `ready`, whose next-token logits are the rows of `logits`, float32 [R, V].
+
+        A prompt that is complete for the first time splits into its choices here, which all draw from one row.
+        """
+        outcome = Outcome()
+        rows: list[int] = []
+        drawing: list[Sequence] = []
+        for row, sequence in enumerate(ready):
+            family = [sequence, *self._split(sequence, outcome)]
+            drawing.extend(family)
+            rows.extend([row] * len(family))
+        if len(rows) > len(ready):
+            logits = logits[torch.tensor(rows, device=logits.device)]
+        token_ids, positions = _draw(logits, drawing)
+        for sequence, token_id, position in zip(drawing, token_ids, positions, strict=True):
+            outcome.chunks.append(self._accept(sequence, token_id, position, now))
+            if sequence.finish_reason is not None:
+                outcome.finished.append(sequence)
+        return outcome
+
+    def _choice(self, live: LiveRequest, index: int, token_ids: list[int]) -> Sequence:
+        request = live.request
+        seed = secrets.randbits(_SEED_BITS) if request.sampling.seed is None else request.sampling.seed + index
+        return Sequence(
+            live=live,
+            choice_index=index,
+            sequence_id=f"{request.request_id}/{index}",
+            token_ids=token_ids,
+            seed=seed % (1 << _SEED_BITS),
+            detokenizer=Detokenizer(self._tokenizer, request.stop.stop_strings),
+        )
+
+    def _split(self, parent: Sequence, outcome: Outcome) -> list[Sequence]:
+        live = parent.live
+        if live.forked:
+            return []
+        live.forked = True
+        children = [self._choice(live, index, parent.token_ids[:]) for index in range(1, live.request.num_choices)]
+        live.sequences.extend(children)
+        if children:
+            outcome.forks.append((parent, children))
+        return children
+
+    def _accept(self, sequence: Sequence, token_id: int, position: PositionLogprobs | None, now: float) -> Chunk:
+        """Appends a drawn token and says what the client sees of it."""
+        live = sequence.live
+        sequence.token_ids.append(token_id)
+        sequence.num_outputs += 1
+        live.output_tokens += 1
+        self._note_times(sequence, now)
+        text, stop_token_id, stop_string = self._read(sequence, token_id)
+        if sequence.finish_reason is not None:
+            live.sequences.remove(sequence)
+        return Chunk(
+            request_id=live.request.request_id,
+            choice_index=sequence.choice_index,
+            token_ids=(token_id,),
+            text=text,
+            logprobs=() if position is None else (position,),
+            finish_reason=sequence.finish_reason,
+            stop_token_id=stop_token_id,
+            stop_string=stop_string,
+            usage=None if live.sequences else live.usage(now),
+        )
+
+    def _read(self, sequence: Sequence, token_id: int) -> tuple[str, int | None, str | None]:
+        """The new text, and the token or string that ends the choice, if one does."""
+        stop = sequence.live.request.stop
+        is_eos = token_id in self._eos_token_ids and not stop.ignore_eos
+        if is_eos or token_id in stop.stop_token_ids:
+            sequence.finish_reason = FinishReason.STOP
+            return sequence.detokenizer.finish(), token_id, None
+        delta = sequence.detokenizer.push((token_id,))
+        if delta.stop_string is not None:
+            sequence.finish_reason = FinishReason.STOP
+            return delta.text, None, delta.stop_string
+        if self._is_full(sequence, stop.max_tokens):
+            text = delta.text + sequence.detokenizer.finish()
+            stop_string = sequence.detokenizer.stop_string
+            sequence.finish_reason = FinishReason.STOP if stop_string else FinishReason.LENGTH
+            return text, None, stop_string
+        return delta.text, None, None
+
+    def _is_full(self, sequence: Sequence, max_tokens: int | None) -> bool:
+        # The newest token has no K/V yet: it may be one more than the cache can hold.
+        return sequence.num_outputs == max_tokens or len(sequence.token_ids) > self._max_sequence_tokens
+
+    def _note_times(self, sequence: Sequence, now: float) -> None:
+        live = sequence.live
+        if live.first_token_at is None:
+            live.first_token_at = now
+            self._observer.on_first_token(now - live.arrived_at)
+        if sequence.num_outputs > 1:
+            self._observer.on_next_token(now - sequence.last_token_at)
+        sequence.last_token_at = live.last_token_at = now
+
+
+def abort_chunk(sequence: Sequence, now: float) -> Chunk:
+    """Ends one choice without another token; the held-back text goes out."""
+    live = sequence.live
+    sequence.finish_reason = FinishReason.ABORT
+    live.sequences.remove(sequence)
+    return Chunk(
+        request_id=live.request.request_id,
+        choice_index=sequence.choice_index,
+        token_ids=(),
+        text=sequence.detokenizer.finish(),
+        finish_reason=FinishReason.ABORT,
+        usage=None if live.sequences else live.usage(now),
+    )
+
+
+def _draw(logits: Tensor, drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
+    requests: list[GenerateRequest] = [sequence.live.request for sequence in drawing]
+    rows = SamplingRows.of(
+        [request.sampling for request in requests],
+        [sequence.seed for sequence in drawing],
+        [len(sequence.token_ids) for sequence in drawing],
+    )
+    token_ids = sample(logits, rows)
+    positions = logprobs(logits, token_ids, [request.logprobs for request in requests])
+    return token_ids.tolist(), positions

@@ -1,0 +1,202 @@
+"""Who computes how many tokens in the next step: continuous batching with chunked prefill under a token budget.
+
+There are no phases. Each running sequence gets its one next token first; what is left of the budget goes to prompts,
+oldest first, in chunks. Blocks come from the books: once per block for a running sequence, all at once for a prompt.
+When they run out, the sequence that was admitted last gives its blocks up and is computed again later, before anybody
+who has not been admitted yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from model_runner.books import BooksRefused, CopyOrder, KvBooks
+from model_runner.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """block_size in tokens; at most max_sequences run and max_batched_tokens are computed in a step.
+
+    prefill_chunk_tokens caps one prompt's share of a step; 0: the budget alone does.
+    """
+
+    block_size: int
+    max_sequences: int = 64
+    max_batched_tokens: int = 512
+    prefill_chunk_tokens: int = 0
+
+    @property
+    def slots(self) -> int:
+        """Sequences that may run at once: no more than tokens in a step, so that each advances in every step."""
+        return min(self.max_sequences, self.max_batched_tokens)
+
+    @property
+    def chunk(self) -> int:
+        return self.prefill_chunk_tokens or self.max_batched_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The next `num_tokens` tokens of one sequence."""
+
+    sequence: Sequence
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What a step computes, the copies due before it, and how many sequences lost their blocks for it.
+
+    prefill_tokens: of the work, tokens of prompts or computed again. refused: sequences that the books won't admit,
+    with the books' sentence; they are out of line already.
+    """
+
+    work: list[Work] = field(default_factory=list)
+    copies: list[CopyOrder] = field(default_factory=list)
+    preemptions: int = 0
+    prefill_tokens: int = 0
+    refused: list[tuple[Sequence, str]] = field(default_factory=list)
+
+
+class Scheduler:
+    """The waiting and the running sequences. `running` is in the order of admission.
+
+    Whoever has a block table is in `running`, everybody else in `waiting`.
+    """
+
+    def __init__(self, books: KvBooks, limits: SchedulerLimits) -> None:
+        self._books = books
+        self._limits = limits
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._admission_failed = False
+        """The books refused the first in line, and no block has come back since."""
+
+    def add(self, sequence: Sequence) -> None:
+        """Puts a new sequence at the end of the line."""
+        self.waiting.append(sequence)
+
+    def adopt(self, children: list[Sequence]) -> None:
+        """Takes over forked sequences, which hold blocks already."""
+        self.running.extend(children)
+
+    def schedule(self) -> StepPlan:
+        """Plans the next step. Raises what the books raise; then reset() must follow."""
+        plan = StepPlan()
+        self._grow(plan)
+        if not plan.preemptions:
+            self._admit(plan)
+        self._share_budget(plan)
+        return plan
+
+    def finish(self, sequences: list[Sequence]) -> None:
+        """Ends sequences, running or waiting, and gives back what they hold, computed tokens committed."""
+        holders = [sequence for sequence in sequences if sequence.block_table]
+        self._remove(sequences)
+        if holders:
+            self._admission_failed = False
+            self._books.free([sequence.update() for sequence in holders])
+
+    def drop(self, sequences: list[Sequence]) -> None:
+        """Ends sequences without telling the books, which can't be reached."""
+        self._remove(sequences)
+
+    def reset(self) -> None:
+        """Every running sequence goes back to the front of the line, oldest first: the books know none of them."""
+        for sequence in reversed(self.running):
+            sequence.lose_blocks()
+            self.waiting.appendleft(sequence)
+        self.running.clear()
+        self._admission_failed = False
+
+    def _grow(self, plan: StepPlan) -> None:
+        """Tells the books what was computed and gets room for the next token of each running sequence."""
+        due = [sequence for sequence in self.running if sequence.needs_books(self._limits.block_size)]
+        while due:
+            grants = self._books.append([sequence.update() for sequence in due])
+            if grants is not None:
+                for sequence, grant in zip(due, grants, strict=True):
+                    sequence.apply(grant)
+                    plan.copies.extend(grant.copies)
+                return
+            victim = self._preempt()
+            plan.preemptions += 1
+            due = [sequence for sequence in due if sequence is not victim]
+
+    def _preempt(self) -> Sequence:
+        """Takes the blocks of the sequence admitted last; it comes back before those never admitted."""
+        victim = self.running[-1]
+        self._books.free([victim.update()])
+        self.running.pop()
+        victim.lose_blocks()
+        victim.live.preemptions += 1
+        self.waiting.appendleft(victim)
+        self._admission_failed = False
+        return victim
+
+    def _admit(self, plan: StepPlan) -> None:
+        """Lets sequences in from the front of the line, until one has to wait."""
+        if self._admission_failed and self.running:
+            return
+        chunk = self._limits.chunk
+        budget = self._limits.max_batched_tokens - sum(min(sequence.pending, chunk) for sequence in self.running)
+        slots = self._limits.slots - sum(_slots(sequence) for sequence in self.running)
+        while self.waiting and budget > 0 and _slots(self.waiting[0]) <= slots:
+            sequence = self.waiting[0]
+            try:
+                self._admission_failed = not self._allocate(sequence)
+            except BooksRefused as error:
+                plan.refused.append((self.waiting.popleft(), str(error)))
+                continue
+            if self._admission_failed:
+                return
+            self.running.append(self.waiting.popleft())
+            budget -= min(sequence.pending, chunk)
+            slots -= _slots(sequence)
+
+    def _allocate(self, sequence: Sequence) -> bool:
+        request = sequence.live.request
+        # Each running sequence will soon need a block: an admission that takes the last ones would be undone by them.
+        admission = self._books.allocate(
+            sequence.sequence_id,
+            sequence.token_ids,
+            headroom_blocks=len(self.running),
+            cache_salt=request.cache_salt,
+            skip_cache_read=request.skip_cache_read,
+            resumed=sequence.admitted_before,
+        )
+        if admission is None:
+            return False
+        if not sequence.admitted_before:
+            sequence.live.cached_tokens = admission.cached_tokens
+        sequence.start(admission.block_ids, admission.cached_tokens)
+        return True
+
+    def _share_budget(self, plan: StepPlan) -> None:
+        budget = self._limits.max_batched_tokens
+        decodes = [sequence for sequence in self.running if sequence.pending == 1]
+        prefills = [sequence for sequence in self.running if sequence.pending > 1]
+        plan.work.extend(Work(sequence, 1) for sequence in decodes)
+        plan.prefill_tokens = sum(1 for sequence in decodes if not sequence.num_outputs)
+        budget -= len(decodes)
+        for sequence in prefills:
+            if budget <= 0:
+                return
+            count = min(sequence.pending, budget, self._limits.chunk)
+            plan.work.append(Work(sequence, count))
+            plan.prefill_tokens += count
+            budget -= count
+
+    def _remove(self, sequences: list[Sequence]) -> None:
+        gone = set(map(id, sequences))
+        self.running = [sequence for sequence in self.running if id(sequence) not in gone]
+        if any(not sequence.block_table for sequence in sequences):
+            self.waiting = deque(sequence for sequence in self.waiting if id(sequence) not in gone)
+
+
+def _slots(sequence: Sequence) -> int:
+    """Places that a sequence takes: one that is yet to fork needs them for all its choices."""
+    live = sequence.live
+    return 1 if live.forked else live.request.num_choices

@@ -1,0 +1,121 @@
+"""A live request and its sequences: one sequence for each choice, each with its own tokens and block table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from model_runner.books import BlockGrant, SequenceUpdate
+from model_runner.detokenizer import Detokenizer
+from model_runner.request import FinishReason, GenerateRequest, Usage
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request from arrival to its last chunk. Times are seconds on the engine's clock."""
+
+    request: GenerateRequest
+    arrived_at: float
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    sequences: list[Sequence] = field(default_factory=list)
+    """The choices that have not finished; until the prompt is computed only the first, which stands for all."""
+    forked: bool = False
+
+    @property
+    def slots(self) -> int:
+        """Places among the running sequences that the request takes."""
+        return len(self.sequences) if self.forked else self.request.num_choices
+
+    def usage(self, now: float) -> Usage:
+        admitted = now if self.admitted_at is None else self.admitted_at
+        first = now if self.first_token_at is None else self.first_token_at
+        last = first if self.last_token_at is None else self.last_token_at
+        return Usage(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.output_tokens,
+            preemptions=self.preemptions,
+            queue_seconds=admitted - self.arrived_at,
+            prefill_seconds=max(0.0, first - admitted),
+            decode_seconds=max(0.0, last - first),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The tokens of one choice and where their K/V is.
+
+    computed: tokens, from the first, whose K/V is in the cache. told: tokens that the books know. committed: computed
+    tokens that the books know of. Without a block table it holds nothing and waits.
+    """
+
+    live: LiveRequest
+    choice_index: int
+    sequence_id: str
+    token_ids: list[int]
+    seed: int
+    detokenizer: Detokenizer
+    block_table: list[int] = field(default_factory=list)
+    computed: int = 0
+    told: int = 0
+    committed: int = 0
+    must_ask: bool = False
+    """After a fork: the next write needs the books' word, for the last block may be shared."""
+    admitted_before: bool = False
+    num_outputs: int = 0
+    last_token_at: float = 0.0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def pending(self) -> int:
+        """Tokens that must be computed before the next one can be sampled."""
+        return len(self.token_ids) - self.computed
+
+    def needs_books(self, block_size: int) -> bool:
+        """Whether the next step has something to ask or to commit: once a block, not once a token."""
+        out_of_room = len(self.token_ids) > len(self.block_table) * block_size
+        return self.must_ask or out_of_room or self.computed // block_size > self.committed // block_size
+
+    def update(self) -> SequenceUpdate:
+        """What the books don't know yet."""
+        return SequenceUpdate(self.sequence_id, self.token_ids[self.told :], self.computed)
+
+    def apply(self, grant: BlockGrant) -> None:
+        """Takes over what the books answered to update()."""
+        self.block_table[grant.first_index :] = grant.block_ids
+        self.told = len(self.token_ids)
+        self.committed = self.computed
+        self.must_ask = False
+
+    def commit(self) -> SequenceUpdate:
+        """Tells the books what is computed, and no token beyond it."""
+        update = SequenceUpdate(self.sequence_id, self.token_ids[self.told : self.computed], self.computed)
+        self.told = self.committed = self.computed
+        return update
+
+    def share_with(self, children: list[Sequence]) -> None:
+        """Gives forked children this block table. Before any of them writes next, the books must be asked."""
+        for child in children:
+            child.block_table = self.block_table[:]
+            child.computed, child.told, child.committed = self.computed, self.told, self.committed
+            child.admitted_before = True
+        for sequence in (self, *children):
+            sequence.must_ask = True
+
+    def start(self, block_ids: Seq[int], cached_tokens: int) -> None:
+        """Takes over the block table of a new admission."""
+        self.block_table = list(block_ids)
+        self.computed = self.committed = cached_tokens
+        self.told = len(self.token_ids)
+        self.admitted_before = True
+
+    def lose_blocks(self) -> None:
+        """Holds nothing any more; everything will be computed again."""
+        self.block_table = []
+        self.computed = self.committed = self.told = 0
+        self.must_ask = False

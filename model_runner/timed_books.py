@@ -1,0 +1,65 @@
+"""A KV manager's port with a stopwatch, so that a step knows how long it waited for the books."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from model_runner.books import Admission, BlockGrant, KvBooks, PoolFacts, SequenceUpdate
+
+
+class TimedBooks:
+    """Passes every verb on and adds the seconds that it took to `seconds`, which the owner may reset."""
+
+    def __init__(self, books: KvBooks) -> None:
+        self._books = books
+        self.seconds = 0.0
+
+    @contextmanager
+    def _clock(self) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds += time.monotonic() - started
+
+    def open(self, facts: PoolFacts) -> bool:
+        with self._clock():
+            return self._books.open(facts)
+
+    def allocate(
+        self,
+        sequence_id: str,
+        token_ids: Sequence[int],
+        *,
+        headroom_blocks: int,
+        cache_salt: str,
+        skip_cache_read: bool,
+        resumed: bool,
+    ) -> Admission | None:
+        with self._clock():
+            return self._books.allocate(
+                sequence_id,
+                token_ids,
+                headroom_blocks=headroom_blocks,
+                cache_salt=cache_salt,
+                skip_cache_read=skip_cache_read,
+                resumed=resumed,
+            )
+
+    def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
+        with self._clock():
+            return self._books.append(updates)
+
+    def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
+        with self._clock():
+            self._books.fork(parent_id, child_ids)
+
+    def free(self, updates: Sequence[SequenceUpdate]) -> None:
+        with self._clock():
+            self._books.free(updates)
+
+    def close(self) -> None:
+        with self._clock():
+            self._books.close()
