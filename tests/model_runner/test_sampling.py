@@ -1,0 +1,293 @@
+"""Draws against closed-form distributions, independence of the batch, and log-probabilities against math.log."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_runner.request import PositionLogprobs, SamplingParams
+from model_runner.sampling import SamplingRows, logprobs, sample, splitmix64, uniforms
+
+DRAWS = 100_000
+PROBABILITIES = [0.05, 0.3, 0.02, 0.2, 0.1, 0.25, 0.08]
+
+# Upper critical values of the chi-square distribution at 0.001, by degrees of freedom:
+# NIST/SEMATECH e-Handbook of Statistical Methods, table 1.3.6.7.4.
+CHI_SQUARE_0_001 = {1: 10.828, 2: 13.816, 3: 16.266, 4: 18.467, 5: 20.515, 6: 22.458}
+# Two-sided 0.001 quantile of the standard normal distribution.
+NORMAL_0_001 = 3.291
+
+
+def distribution(probabilities: list[float], params: SamplingParams) -> dict[int, float]:
+    """What is left of each token's probability after temperature, top_k, top_p and min_p, one after the other."""
+    powers = [p ** (1 / params.temperature) for p in probabilities]
+    left = sorted(((w / sum(powers), -i) for i, w in enumerate(powers)), reverse=True)
+    left = left[: params.top_k or len(left)]
+    total = sum(w for w, _ in left)
+    reached = [sum(w for w, _ in left[:i]) for i in range(len(left))]
+    left = [each for each, before in zip(left, reached, strict=True) if before < params.top_p * total]
+    left = [(w, i) for w, i in left if w >= params.min_p * left[0][0]]
+    return {-i: w / sum(w for w, _ in left) for w, i in left}
+
+
+def logits_of(probabilities: list[float], rows: int) -> torch.Tensor:
+    return torch.tensor(probabilities, dtype=torch.float64).log().float().expand(rows, -1)
+
+
+def rows_of(params: SamplingParams, count: int, seed: int = 0) -> SamplingRows:
+    return SamplingRows.of([params] * count, [seed] * count, range(count))
+
+
+def chi_square(counts: Counter[int], expected: dict[int, float]) -> float:
+    draws = sum(counts.values())
+    return sum((counts[i] - draws * p) ** 2 / (draws * p) for i, p in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("params", "support"),
+    [
+        (SamplingParams(temperature=1.0), {0, 1, 2, 3, 4, 5, 6}),
+        (SamplingParams(temperature=0.5), {0, 1, 2, 3, 4, 5, 6}),
+        (SamplingParams(temperature=2.5), {0, 1, 2, 3, 4, 5, 6}),
+        (SamplingParams(temperature=1.0, top_k=3), {1, 5, 3}),
+        (SamplingParams(temperature=1.0, top_p=0.8), {1, 5, 3, 4}),
+        # 0.3^2 = 0.09 of a sum of 0.2118 is not yet 0.6; 0.09 + 0.0625 is.
+        (SamplingParams(temperature=0.5, top_p=0.6), {1, 5}),
+        (SamplingParams(temperature=1.0, min_p=0.3), {1, 5, 3, 4}),
+        (SamplingParams(temperature=2.0, min_p=0.45), {1, 5, 3, 4, 6}),
+        # After top_k the four weigh 0.85: 0.3 + 0.25 is below 0.7 of it, and 0.75 above. Of the whole it needs four.
+        (SamplingParams(temperature=1.0, top_k=4, top_p=0.7), {1, 5, 3}),
+        (SamplingParams(temperature=1.0, top_k=5, top_p=0.95, min_p=0.5), {1, 5, 3}),
+        (SamplingParams(temperature=1.5, top_k=6, top_p=0.9, min_p=0.2), {1, 5, 3, 4, 6}),
+    ],
+)
+def test_draws_follow_the_closed_form(params: SamplingParams, support: set[int]) -> None:
+    expected = distribution(PROBABILITIES, params)
+    assert set(expected) == support
+    counts = Counter(sample(logits_of(PROBABILITIES, DRAWS), rows_of(params, DRAWS, seed=7)).tolist())
+    assert set(counts) == support
+    assert chi_square(counts, expected) < CHI_SQUARE_0_001[len(support) - 1]
+
+
+def test_draws_of_many_seeds_at_one_position_follow_the_distribution() -> None:
+    params = SamplingParams(temperature=1.0)
+    rows = SamplingRows.of([params] * DRAWS, range(DRAWS), [3] * DRAWS)
+    counts = Counter(sample(logits_of(PROBABILITIES, DRAWS), rows).tolist())
+    assert chi_square(counts, dict(enumerate(PROBABILITIES))) < CHI_SQUARE_0_001[6]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0, top_k=7),
+        SamplingParams(temperature=1.0, top_k=2**31 - 1),
+        SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0),
+    ],
+)
+def test_neutral_filters_change_nothing(params: SamplingParams) -> None:
+    plain = sample(logits_of(PROBABILITIES, 5000), rows_of(SamplingParams(temperature=1.0), 5000))
+    assert torch.equal(sample(logits_of(PROBABILITIES, 5000), rows_of(params, 5000)), plain)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.0, top_k=2, top_p=0.5, min_p=0.1),
+        SamplingParams(temperature=1.0, top_k=1),
+        SamplingParams(temperature=1.0, top_p=1e-9),
+        SamplingParams(temperature=5e-324),
+    ],
+)
+def test_greedy_and_what_amounts_to_it(params: SamplingParams) -> None:
+    logits = torch.tensor([[-1.0, 3.0, 2.0], [0.5, 0.25, 0.0], [-3.0, -2.0, -1.0]])
+    assert sample(logits, rows_of(params, 3)).tolist() == [1, 0, 2]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, top_k=1)])
+def test_the_lowest_id_wins_a_tie(params: SamplingParams) -> None:
+    logits = torch.zeros(3, 3000)
+    logits[1, [700, 2999, 1234]] = 2.0
+    logits[2, :5] = torch.tensor([-1.0, -0.0, 0.0, -0.0, -1.0])
+    logits[2, 5:] = -math.inf
+    assert sample(logits, rows_of(params, 3)).tolist() == [0, 700, 1]
+
+
+def test_equally_likely_tokens_stay_by_lower_id() -> None:
+    params = [SamplingParams(temperature=1.0, top_k=3)] * 500 + [SamplingParams(temperature=1.0, top_p=0.5)] * 500
+    drawn = sample(torch.zeros(1000, 8), SamplingRows.of(params, [1] * 1000, range(1000)))
+    assert set(drawn[:500].tolist()) == {0, 1, 2}
+    assert set(drawn[500:].tolist()) == {0, 1, 2, 3}
+
+
+def test_a_nucleus_of_thousands_of_tokens_is_found_whole() -> None:
+    params = SamplingParams(temperature=1.0, top_p=0.5)
+    logits = torch.zeros(4000, 4096)
+    logits[::2, 9] = 20.0
+    drawn = sample(logits, rows_of(params, 4000))
+    assert set(drawn[::2].tolist()) == {9}
+    assert int(drawn[1::2].max()) in range(2000, 2048)
+    assert len(set(drawn[1::2].tolist())) > 1024
+
+
+def test_impossible_tokens_are_never_drawn() -> None:
+    logits = torch.full((2000, 5), -math.inf)
+    logits[:, [1, 4]] = 0.0
+    params = SamplingParams(temperature=100.0, top_k=4, top_p=0.999)
+    assert set(sample(logits, rows_of(params, 2000)).tolist()) == {1, 4}
+
+
+def test_sampling_leaves_the_logits_as_they_were() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    before = logits.clone()
+    sample(logits, rows_of(SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1), 3))
+    assert torch.equal(logits, before)
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 5, 40, 2000, 10**9]),
+    top_p=st.sampled_from([1.0, 0.1, 0.5, 0.95]),
+    min_p=st.sampled_from([0.0, 0.02, 0.5]),
+)
+
+
+@given(
+    st.lists(st.tuples(PARAMS, st.integers(0, 2**64 - 1), st.integers(0, 2**20)), min_size=2, max_size=9),
+    st.sampled_from([7, 1500]),
+    st.randoms(use_true_random=False),
+)
+def test_a_row_draws_the_same_token_alone_and_in_any_batch(
+    rows: list[tuple[SamplingParams, int, int]], vocabulary: int, shuffler: random.Random
+) -> None:
+    generator = torch.Generator().manual_seed(len(rows))
+    logits = torch.randn(len(rows), vocabulary, generator=generator).mul(3)
+    params, seeds, positions = zip(*rows, strict=True)
+    together = sample(logits, SamplingRows.of(params, seeds, positions))
+    alone = [sample(logits[[i]], SamplingRows.of([p], [s], [n])).item() for i, (p, s, n) in enumerate(rows)]
+    assert together.tolist() == alone
+    order = shuffler.sample(range(len(rows)), len(rows))
+    shuffled = SamplingRows.of([params[i] for i in order], [seeds[i] for i in order], [positions[i] for i in order])
+    assert sample(logits[order], shuffled).tolist() == [alone[i] for i in order]
+
+
+@given(PARAMS.filter(lambda params: params.temperature > 0), st.integers(0, 2**32))
+def test_a_draw_is_one_that_the_filters_leave(params: SamplingParams, seed: int) -> None:
+    probabilities = [2.0**-i for i in range(1, 30)]
+    drawn = sample(logits_of(probabilities, 50), rows_of(params, 50, seed))
+    # Kept a hair wider than asked, for what float32 logits lose.
+    wider = SamplingParams(params.temperature, params.top_k, min(1.0, params.top_p + 1e-5), params.min_p * 0.9999)
+    assert set(drawn.tolist()) <= set(distribution(probabilities, wider))
+
+
+def test_every_draw_depends_on_seed_and_position() -> None:
+    params = SamplingParams(temperature=1.0)
+    logits = torch.zeros(1000, 2**16)
+    by_position = sample(logits, SamplingRows.of([params] * 1000, [5] * 1000, range(1000))).tolist()
+    by_seed = sample(logits, SamplingRows.of([params] * 1000, range(1000), [5] * 1000)).tolist()
+    # 1000 draws from 65536 collide about 1000^2 / 2 / 65536 = 7.6 times.
+    assert len(set(by_position)) > 970
+    assert len(set(by_seed)) > 970
+    assert by_position[5] == by_seed[5]
+
+
+def test_rows_refuse_lists_that_do_not_pair_up() -> None:
+    with pytest.raises(ValueError, match="2 params, 1 seeds and 2 positions"):
+        SamplingRows.of([SamplingParams()] * 2, [0], [0, 1])
+
+
+def test_an_empty_batch() -> None:
+    assert sample(torch.empty(0, 10), SamplingRows.of([], [], [])).tolist() == []
+    assert logprobs(torch.empty(0, 10), torch.empty(0, dtype=torch.int64), []) == []
+
+
+def splitmix64_by_the_book(seed: int, count: int) -> list[int]:
+    """SplitMix64 as S. Vigna's public-domain C source has it, a state that is stepped, in Python's own integers."""
+    outputs, state, mask = [], seed, 2**64 - 1
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
+        outputs.append(mixed ^ (mixed >> 31))
+    return outputs
+
+
+# As published for this seed, among others by Rosetta Code, "Pseudo-random numbers/Splitmix64".
+SPLITMIX_1234567 = [
+    6457827717110365317,
+    3203168211198807973,
+    9817491932198370423,
+    4593380528125082431,
+    16408922859458223821,
+]
+
+
+def test_splitmix64_gives_the_published_numbers() -> None:
+    assert splitmix64_by_the_book(1234567, 5) == SPLITMIX_1234567
+    outputs = splitmix64(np.full(5, 1234567, dtype=np.uint64), np.arange(5, dtype=np.uint64))
+    assert outputs.tolist() == SPLITMIX_1234567
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 300))
+def test_splitmix64_is_the_sequence_entered_anywhere(seed: int, position: int) -> None:
+    output = splitmix64(np.array([seed], dtype=np.uint64), np.array([position], dtype=np.uint64))
+    assert int(output[0]) == splitmix64_by_the_book(seed, position + 1)[-1]
+
+
+@pytest.mark.parametrize("by", ["position", "seed"])
+def test_uniforms_have_mean_a_half_and_variance_a_twelfth(by: str) -> None:
+    counter, constant = np.arange(DRAWS, dtype=np.uint64), np.full(DRAWS, 11, dtype=np.uint64)
+    values = uniforms(constant, counter) if by == "position" else uniforms(counter, constant)
+    assert values.min() >= 0
+    assert values.max() < 1
+    assert abs(values.mean() - 1 / 2) < NORMAL_0_001 * math.sqrt(1 / 12 / DRAWS)
+    # The fourth central moment of a uniform is 1/80, so (x - 1/2)^2 has variance 1/80 - 1/144 = 1/180.
+    assert abs(((values - 1 / 2) ** 2).mean() - 1 / 12) < NORMAL_0_001 * math.sqrt(1 / 180 / DRAWS)
+
+
+def close(logprob: float) -> object:
+    return pytest.approx(logprob, abs=1e-6)
+
+
+def test_logprobs_by_hand() -> None:
+    logits = torch.tensor([[1.0, 2.0, 4.0, 1.0], [0.1, 0.2, 0.3, 0.4]]).log() + 5.0
+    first, second = logprobs(logits, torch.tensor([1, 3]), [3, 0])
+    assert first is not None
+    assert second is not None
+    assert (first.token_id, first.logprob) == (1, close(math.log(2 / 8)))
+    # Tokens 0 and 3 are equally likely: the lower id comes first.
+    assert [token for token, _ in first.top] == [2, 1, 0]
+    assert [value for _, value in first.top] == [close(math.log(1 / 2)), close(math.log(1 / 4)), close(math.log(1 / 8))]
+    assert second == PositionLogprobs(3, close(math.log(0.4)), ())  # type: ignore[arg-type]
+
+
+def test_logprobs_only_for_rows_that_asked() -> None:
+    logits = torch.tensor([[0.0, 1.0], [2.0, 2.0], [5.0, 5.0]])
+    answers = logprobs(logits, torch.tensor([0, 1, 0]), [None, 9, None])
+    assert answers[0] is None
+    assert answers[2] is None
+    assert answers[1] is not None
+    assert answers[1].token_id == 1
+    assert answers[1].top == ((0, close(-math.log(2))), (1, close(-math.log(2))))
+    assert logprobs(logits, torch.tensor([0, 1, 0]), [None, None, None]) == [None, None, None]
+
+
+@given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40), st.data())
+def test_logprobs_agree_with_math_log(values: list[float], data: st.DataObject) -> None:
+    chosen = data.draw(st.integers(0, len(values) - 1))
+    count = data.draw(st.integers(0, 50))
+    norm = math.log(math.fsum(map(math.exp, values)))
+    [answer] = logprobs(torch.tensor([values]), torch.tensor([chosen]), [count])
+    assert answer is not None
+    assert answer.logprob == close(values[chosen] - norm)
+    order = sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]
+    assert [token for token, _ in answer.top] == order
+    assert [value for _, value in answer.top] == [close(values[i] - norm) for i in order]

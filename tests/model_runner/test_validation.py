@@ -1,0 +1,204 @@
+"""Each way a request can be wrong, the requests at the edge of it that run, and the sentences."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_runner.request import GenerateRequest, SamplingParams, StopConditions
+from model_runner.validation import InvalidRequest, Limits, validate
+
+LIMITS = Limits(vocab_size=1000, max_sequence_tokens=64)
+SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
+STOP = {field.name for field in dataclasses.fields(StopConditions)}
+REQUEST = {field.name for field in dataclasses.fields(GenerateRequest)}
+
+
+def request_with(field: str, value: object) -> GenerateRequest:
+    """A good request with one field, of whichever of the three dataclasses, replaced."""
+    request = GenerateRequest("r-1", (1, 2, 3))
+    if field in SAMPLING:
+        return dataclasses.replace(request, sampling=SamplingParams(**{field: value}))
+    if field in STOP:
+        return dataclasses.replace(request, stop=StopConditions(**{field: value}))
+    return dataclasses.replace(request, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("prompt_token_ids", (), ["empty", "at least 1"]),
+        ("prompt_token_ids", (1,) * 65, ["65", "64", "shorten", "by 1 "]),
+        ("prompt_token_ids", (1,) * 100_000, ["100000", "64", "by 99936 "]),
+        ("prompt_token_ids", (5, -1, 5000), ["token 1 ", "is -1", "0 to 999"]),
+        ("prompt_token_ids", (5, 6, 1000, -4), ["token 2 ", "is 1000", "0 to 999"]),
+        ("prompt_token_ids", (2**63,), ["token 0 ", "9223372036854775808"]),
+        ("temperature", -0.1, ["-0.1", "0 to 100"]),
+        ("temperature", math.nan, ["nan", "0 to 100"]),
+        ("temperature", math.inf, ["inf", "0 to 100"]),
+        ("temperature", -math.inf, ["-inf", "0 to 100"]),
+        ("temperature", 100.1, ["100.1", "0 to 100"]),
+        ("temperature", 1e308, ["1e+308", "0 to 100"]),
+        ("top_k", -1, ["-1", "0 to 2147483647", "no filter"]),
+        ("top_k", 2**31, ["2147483648", "0 to 2147483647"]),
+        ("top_p", 0.0, ["0.0", "above 0", "up to 1"]),
+        ("top_p", -0.5, ["-0.5"]),
+        ("top_p", 1.01, ["1.01"]),
+        ("top_p", math.nan, ["nan"]),
+        ("top_p", math.inf, ["inf"]),
+        ("min_p", -0.01, ["-0.01", "0 to 1"]),
+        ("min_p", 1.01, ["1.01", "0 to 1"]),
+        ("min_p", math.nan, ["nan", "0 to 1"]),
+        ("seed", -1, ["-1", "0 to 18446744073709551615"]),
+        ("seed", 2**64, ["18446744073709551616", "0 to 18446744073709551615"]),
+        ("max_tokens", 0, ["is 0", "at least 1"]),
+        ("max_tokens", -7, ["-7", "at least 1"]),
+        ("stop_strings", ("x",) * 65, ["65", "64"]),
+        ("stop_strings", tuple(map(str, range(10_000))), ["10000", "64"]),
+        ("stop_strings", ("a", ""), ["string 1 ", "empty"]),
+        ("stop_strings", ("a", "b", "x" * 1025), ["string 2 ", "1025", "1024"]),
+        ("stop_strings", ("€" * 342,), ["string 0 ", "1026", "1024"]),
+        ("stop_token_ids", frozenset(range(257)), ["257", "256"]),
+        ("stop_token_ids", frozenset({1, 1000}), ["1000", "0 to 999"]),
+        ("stop_token_ids", frozenset({1, -3}), ["-3", "0 to 999"]),
+        ("num_choices", 0, ["0", "1 to 64"]),
+        ("num_choices", -1, ["-1", "1 to 64"]),
+        ("num_choices", 65, ["65", "1 to 64"]),
+        ("logprobs", -1, ["-1", "0 to 100"]),
+        ("logprobs", 101, ["101", "0 to 100"]),
+        ("cache_salt", "s" * 129, ["129", "128"]),
+        ("cache_salt", "€" * 43, ["129", "128"]),
+        ("request_id", "", ["empty"]),
+        ("request_id", "r" * 129, ["129", "128"]),
+        ("request_id", "é" * 65, ["130", "128"]),
+        ("request_id", "a\nb", ["U+000A", "index 1"]),
+        ("request_id", "ab\x00", ["U+0000", "index 2"]),
+        ("request_id", "\x7f", ["U+007F", "index 0"]),
+        ("request_id", "abc\x9f", ["U+009F", "index 3"]),
+    ],
+)
+def test_refused_with_the_field_and_the_numbers(field: str, value: object, words: list[str]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        validate(request_with(field, value), LIMITS)
+    assert caught.value.field == field
+    sentence = str(caught.value)
+    assert [word for word in words if word not in sentence] == []
+    assert sentence.endswith(".")
+    assert len(sentence) < 300
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt_token_ids", (0, 999)),
+        ("prompt_token_ids", (1,) * 64),
+        ("temperature", 0.0),
+        ("temperature", 100.0),
+        ("temperature", 5e-324),
+        ("top_k", 0),
+        ("top_k", 2**31 - 1),
+        ("top_p", 1.0),
+        ("top_p", 5e-324),
+        ("min_p", 0.0),
+        ("min_p", 1.0),
+        ("seed", None),
+        ("seed", 0),
+        ("seed", 2**64 - 1),
+        ("max_tokens", None),
+        ("max_tokens", 1),
+        ("max_tokens", 2**31 - 1),
+        ("stop_strings", ("x",) * 64),
+        ("stop_strings", ("x" * 1024, "é" * 512, "\n")),
+        ("stop_token_ids", frozenset(range(256))),
+        ("stop_token_ids", frozenset({0, 999})),
+        ("num_choices", 1),
+        ("num_choices", 64),
+        ("logprobs", None),
+        ("logprobs", 0),
+        ("logprobs", 100),
+        ("cache_salt", ""),
+        ("cache_salt", "s" * 128),
+        ("request_id", "r" * 128),
+        ("request_id", "Anfrage 1: größer/€"),
+    ],
+)
+def test_accepted_up_to_the_edge(field: str, value: object) -> None:
+    validate(request_with(field, value), LIMITS)
+
+
+def test_an_invalid_request_is_a_value_error() -> None:
+    assert issubclass(InvalidRequest, ValueError)
+
+
+NUMBERS = st.one_of(st.floats(), st.floats(-1, 2), st.sampled_from([0.0, 1.0, 100.0]))
+INTEGERS = st.one_of(st.integers(-3, 130), st.integers(-(2**65), 2**65))
+REQUESTS = st.builds(
+    GenerateRequest,
+    request_id=st.one_of(st.just("r"), st.text(max_size=140)),
+    prompt_token_ids=st.lists(st.integers(-1, 1001), max_size=70).map(tuple),
+    sampling=st.builds(
+        SamplingParams,
+        temperature=NUMBERS,
+        top_k=INTEGERS,
+        top_p=NUMBERS,
+        min_p=NUMBERS,
+        seed=st.none() | INTEGERS,
+    ),
+    stop=st.builds(
+        StopConditions,
+        max_tokens=st.none() | INTEGERS,
+        stop_strings=st.lists(st.text(max_size=400), max_size=70).map(tuple),
+        stop_token_ids=st.frozensets(st.integers(-1, 1001), max_size=300),
+    ),
+    num_choices=INTEGERS,
+    logprobs=st.none() | INTEGERS,
+    cache_salt=st.text(max_size=140),
+)
+PLAIN = GenerateRequest("r", (1,))
+
+
+def assert_in_range(request: GenerateRequest) -> None:
+    sampling, stop = request.sampling, request.stop
+    assert 1 <= len(request.request_id.encode()) <= 128
+    assert not any(unicodedata.category(character) == "Cc" for character in request.request_id)
+    assert 1 <= len(request.prompt_token_ids) <= 64
+    assert set(request.prompt_token_ids) | stop.stop_token_ids <= set(range(1000))
+    assert 0 <= sampling.temperature <= 100
+    assert 0 <= sampling.top_k < 2**31
+    assert 0 < sampling.top_p <= 1
+    assert 0 <= sampling.min_p <= 1
+    assert sampling.seed is None or 0 <= sampling.seed < 2**64
+    assert stop.max_tokens is None or stop.max_tokens >= 1
+    assert len(stop.stop_strings) <= 64
+    assert all(1 <= len(each.encode()) <= 1024 for each in stop.stop_strings)
+    assert len(stop.stop_token_ids) <= 256
+    assert 1 <= request.num_choices <= 64
+    assert request.logprobs is None or 0 <= request.logprobs <= 100
+    assert len(request.cache_salt.encode()) <= 128
+
+
+def refused_field(request: GenerateRequest) -> str | None:
+    try:
+        validate(request, LIMITS)
+    except InvalidRequest as refusal:
+        return refusal.field
+    return None
+
+
+@given(REQUESTS, st.sets(st.sampled_from(sorted(REQUEST | SAMPLING | STOP)), max_size=3))
+def test_what_passes_is_in_range_and_what_does_not_names_a_field(request: GenerateRequest, changed: set[str]) -> None:
+    # Only some fields take their random values, so that requests with one fault, or none, come up too.
+    sampling = {name: getattr(request.sampling, name) for name in SAMPLING & changed}
+    stop = {name: getattr(request.stop, name) for name in STOP & changed}
+    whole = {name: getattr(request, name) for name in (REQUEST & changed) - {"sampling", "stop"}}
+    request = dataclasses.replace(PLAIN, sampling=SamplingParams(**sampling), stop=StopConditions(**stop), **whole)
+    field = refused_field(request)
+    if field is None:
+        assert_in_range(request)
+    else:
+        assert field in changed
