@@ -103,6 +103,17 @@ def malformed_failure(domain: str) -> RpcFailure:
     )
 
 
+def unimplemented_failure(domain: str, method: str) -> RpcFailure:
+    """What a client is told of a verb of the contract that this server does not have."""
+    return RpcFailure(
+        code=grpc.StatusCode.UNIMPLEMENTED,
+        sentence=f"This server does not implement {method}.",
+        reason="UNIMPLEMENTED",
+        domain=domain,
+        numbers={"method": method},
+    )
+
+
 def failure_of(error: BaseException, mapping: ErrorMapping, domain: str, method: str) -> RpcFailure:
     """The failure that an exception means; an unforeseen one is logged with its traceback and told as INTERNAL."""
     failure = mapping(error)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.addresses import Address, TcpAddress, UnixAddress, parse_address
 from services.errors import StartupError
+from services.health import NOT_SERVING, SERVING, HealthServicer
 
 MIB = 1 << 20
 KV_MAX_RECEIVE_BYTES = 64 * MIB
@@ -23,9 +24,6 @@ RUNNER_MAX_RECEIVE_BYTES = 16 * MIB
 
 LIVENESS = "liveness"
 """The health name that is SERVING as long as the process lives."""
-
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 # A client that answers no ping for 10 s is gone: its streams end, and what they hold comes back.
 _KEEPALIVE = (
@@ -67,28 +65,19 @@ class Health:
     """grpc.health.v1 of a process: '' and the service names tell readiness, 'liveness' that the process lives."""
 
     def __init__(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
-        self._servicer = health.aio.HealthServicer()
-        self._names = ("", *service_names)
-        self._stopping = False
+        self._readiness = ("", *service_names)
+        self._servicer = HealthServicer({LIVENESS: SERVING} | dict.fromkeys(self._readiness, NOT_SERVING))
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-
-    async def start(self) -> None:
-        """Call before the server starts: alive, and not ready."""
-        await self._servicer.set(LIVENESS, _SERVING)
-        await self._set(_NOT_SERVING)
 
     async def set_ready(self, ready: bool) -> None:
         """Tells whether the process can do its work; once it is stopping, it never can again."""
-        await self._set(_SERVING if ready and not self._stopping else _NOT_SERVING)
+        if not self._servicer.ended:
+            await self._servicer.set(self._readiness, SERVING if ready else NOT_SERVING)
 
     async def stop(self) -> None:
-        """Tells that the process takes no more work."""
-        self._stopping = True
-        await self._set(_NOT_SERVING)
-
-    async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in self._names:
-            await self._servicer.set(name, status)
+        """Tells that the process takes no more work, and ends the watches after they were told."""
+        self._servicer.ended = True
+        await self._servicer.set(self._readiness, NOT_SERVING)
 
 
 async def stop_gracefully(server: grpc.aio.Server, state: Health, grace_seconds: float) -> None:

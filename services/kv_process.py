@@ -59,7 +59,6 @@ async def start_kv_manager(settings: KvManagerSettings) -> RunningKvManager:
     address = bind(server, settings.kv_address, settings.server_tls())
     explicit = "kv_metrics_address" in settings.model_fields_set
     metrics = start_metrics_server(registry, settings.kv_metrics_address, explicit=explicit)
-    await health.start()
     await server.start()
     await health.set_ready(True)
     return RunningKvManager(manager, address, metrics.address, server, health, metrics)

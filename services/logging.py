@@ -7,6 +7,7 @@ import sys
 from typing import Literal
 
 import structlog
+import structlog.tracebacks
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
@@ -40,7 +41,9 @@ def _adding(context: dict[str, str]) -> structlog.typing.Processor:
 
 def _rendering(log_format: LogFormat) -> list[structlog.typing.Processor]:
     if log_format == "json":
-        return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        # Without the locals, which hold prompts and cache salts.
+        transform = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        return [structlog.processors.ExceptionRenderer(transform), structlog.processors.JSONRenderer()]
     colours = sys.stderr.isatty()
     plain = structlog.dev.plain_traceback
     return [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain)]

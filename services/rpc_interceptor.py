@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from prometheus_client import CollectorRegistry, Histogram
 
-from services.errors import ErrorMapping, abort, failure_of, malformed_failure
+from services.errors import ErrorMapping, abort, failure_of, malformed_failure, unimplemented_failure
 
 RPC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600)
 """Upper bounds in seconds: from a verb on the books to a long stream."""
@@ -94,6 +94,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
 
     async def fail(self, error: BaseException, verb: _Verb, context: grpc.aio.ServicerContext) -> None:
         """Ends the RPC with the status that `error` means."""
+        if isinstance(error, NotImplementedError) and _name(context.code()) == "UNIMPLEMENTED":
+            # What the generated base class does for a verb that the servicer does not have.
+            await abort(context, unimplemented_failure(self._domain, verb.method))
         failure = failure_of(error, self._mapping, self._domain, f"{verb.service}/{verb.method}")
         await abort(context, failure)
 

@@ -1,0 +1,56 @@
+"""grpc.health.v1 for grpc.aio, with watches that end when the server stops instead of holding it up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """Check and Watch over a table of statuses by name. Set `ended` before the last set(): watches end after it."""
+
+    def __init__(self, statuses: Mapping[str, int]) -> None:
+        self.ended = False
+        self._statuses = dict(statuses)
+        self._changed = asyncio.Condition()
+
+    async def set(self, names: Iterable[str], status: int) -> None:
+        """Gives the names a status and tells the watches."""
+        async with self._changed:
+            self._statuses.update(dict.fromkeys(names, status))
+            self._changed.notify_all()
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        """The status of a name; NOT_FOUND for one that is unknown."""
+        status = self._statuses.get(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no service {request.service!r} here.")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """The status of a name now and at each change; SERVICE_UNKNOWN for one that is unknown."""
+        last = None
+        while True:
+            status = self._statuses.get(request.service, _UNKNOWN)
+            if status != last:
+                yield health_pb2.HealthCheckResponse(status=status)
+                last = status
+            elif self.ended:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is stopping.")
+            else:
+                await self._wait_for_news(request.service, status)
+
+    async def _wait_for_news(self, name: str, told: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.ended or self._statuses.get(name, _UNKNOWN) != told)

@@ -1,0 +1,283 @@
+"""The engine's books: the same cases over gRPC and in process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvmanager.manager import KvManager
+from kvmanager.pool import Pool
+from model_runner.books import (
+    Admission,
+    BlockGrant,
+    BooksLost,
+    BooksRefused,
+    BooksUnreachable,
+    CopyOrder,
+    KvBooks,
+    PoolFacts,
+    SequenceUpdate,
+)
+from services.books_client import GrpcBooks
+from services.books_inprocess import InProcessBooks
+from services.channels import open_channel
+from tests.services.kv_support import clean_environment, command, kv_settings, running_kv_manager
+
+FACTS = PoolFacts(num_blocks=9, block_size=4, bytes_per_block=1024, model_fingerprint="m")
+
+
+class Bench:
+    """Books over one manager, and as many runners as a case needs."""
+
+    def __init__(self, manager: KvManager, make: Callable[[], KvBooks]) -> None:
+        self.manager = manager
+        self.make = make
+
+    @property
+    def pool(self) -> Pool:
+        return self.manager.pool("default")
+
+    def opened(self) -> KvBooks:
+        books = self.make()
+        assert books.open(FACTS)
+        return books
+
+
+@pytest.fixture(params=["grpc", "in process"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    if request.param == "in process":
+        manager = KvManager("boot")
+        yield Bench(manager, lambda: InProcessBooks(manager))
+        return
+    with running_kv_manager(kv_settings(tmp_path)) as running:
+        yield Bench(running.manager, lambda: GrpcBooks(running.address))
+
+
+def allocate(books: KvBooks, name: str, tokens: range | list[int], **more: object) -> Admission | None:
+    given = {"headroom_blocks": 0, "cache_salt": "", "skip_cache_read": False, "resumed": False} | more
+    return books.allocate(name, list(tokens), **given)  # type: ignore[arg-type]
+
+
+def ids(admission: Admission | None) -> list[int]:
+    assert admission is not None
+    return list(admission.block_ids)
+
+
+def test_open_is_new_once(bench: Bench) -> None:
+    books = bench.make()
+    assert books.open(FACTS) is True
+    assert books.open(FACTS) is False
+    assert bench.pool.spec.bytes_per_block == 1024
+
+
+def test_other_facts_are_refused_with_the_numbers(bench: Bench) -> None:
+    bench.opened()
+    with pytest.raises(BooksRefused, match=r"num_blocks 9.*asked for 10"):
+        bench.make().open(replace(FACTS, num_blocks=10))
+
+
+def test_impossible_facts_are_refused(bench: Bench) -> None:
+    with pytest.raises(BooksRefused, match="3"):
+        bench.make().open(replace(FACTS, block_size=3))
+
+
+def test_a_prompt_is_admitted_and_its_prefix_is_found_later(bench: Bench) -> None:
+    books = bench.opened()
+    first = allocate(books, "a", range(10))
+    assert first is not None
+    assert (len(first.block_ids), first.cached_tokens) == (3, 0)
+    books.free([SequenceUpdate("a", [10], 10)])
+
+    again = allocate(books, "b", range(10))
+    assert again is not None
+    assert again.cached_tokens == 8
+    assert list(again.block_ids)[:2] == list(first.block_ids)[:2]
+    assert bench.pool.totals.queried_tokens == 20
+
+
+def test_salt_opt_out_and_resumption_reach_the_books(bench: Bench) -> None:
+    books = bench.opened()
+    allocate(books, "a", range(8), cache_salt="one")
+    books.free([SequenceUpdate("a", [], 8)])
+    other = allocate(books, "b", range(8), cache_salt="two")
+    assert other is not None
+    assert other.cached_tokens == 0
+    opted_out = allocate(books, "c", range(8), cache_salt="one", skip_cache_read=True)
+    assert opted_out is not None
+    assert opted_out.cached_tokens == 0
+    asked = bench.pool.totals.queried_tokens
+    resumed = allocate(books, "d", range(8), cache_salt="one", resumed=True)
+    assert resumed is not None
+    assert resumed.cached_tokens == 4
+    assert bench.pool.totals.queried_tokens == asked
+
+
+def test_a_full_pool_admits_and_grows_nothing(bench: Bench) -> None:
+    books = bench.opened()
+    assert allocate(books, "a", range(28)) is not None
+    assert allocate(books, "b", range(100, 104), headroom_blocks=1) is None
+    assert allocate(books, "b", range(100, 104)) is not None
+    before = bench.pool.occupancy()
+    assert books.append([SequenceUpdate("a", [1], 28)]) is None
+    assert bench.pool.occupancy() == before
+
+
+def test_growth_is_granted_in_order(bench: Bench) -> None:
+    books = bench.opened()
+    a, b = ids(allocate(books, "a", range(4))), ids(allocate(books, "b", range(50, 53)))
+    grants = books.append([SequenceUpdate("b", [1], 3), SequenceUpdate("a", [2], 4)])
+    assert grants is not None
+    assert [(grant.first_index, len(grant.block_ids)) for grant in grants] == [(1, 0), (1, 1)]
+    assert set(grants[1].block_ids).isdisjoint(a + b)
+    assert books.append([]) == []
+
+
+def test_the_first_writer_after_a_fork_copies(bench: Bench) -> None:
+    books = bench.opened()
+    tail = ids(allocate(books, "a", range(6)))[1]
+    books.fork("a", ["b"])
+    grants = books.append([SequenceUpdate("a", [7], 6), SequenceUpdate("b", [8], 6)])
+    assert grants is not None
+    target = next(iter(grants[0].block_ids))
+    assert grants[0] == BlockGrant(1, grants[0].block_ids, (CopyOrder(tail, target, 2),))
+    assert (list(grants[1].block_ids), grants[1].copies) == ([], ())
+
+
+def test_freeing_what_is_unknown_is_no_error(bench: Bench) -> None:
+    books = bench.opened()
+    books.free([SequenceUpdate("nobody", [], 0)])
+    assert bench.pool.totals.unknown_frees == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda books: allocate(books, "a", range(4)),
+        lambda books: allocate(books, "b", []),
+        lambda books: allocate(books, "b", range(33)),
+        lambda books: books.append([SequenceUpdate("nobody", [1], 0)]),
+        lambda books: books.append([SequenceUpdate("a", [], 5)]),
+        lambda books: books.fork("nobody", ["b"]),
+        lambda books: books.free([SequenceUpdate("a", [], 9)]),
+    ],
+)
+def test_faults_of_the_engine_are_refused_and_change_nothing(bench: Bench, fault: Callable[[KvBooks], object]) -> None:
+    books = bench.opened()
+    allocate(books, "a", range(4))
+    before = bench.pool.occupancy()
+    with pytest.raises(BooksRefused):
+        fault(books)
+    assert bench.pool.occupancy() == before
+    assert bench.pool.check().ok
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda books: allocate(books, "a", range(4)),
+        lambda books: books.append([]),
+        lambda books: books.fork("a", ["b"]),
+        lambda books: books.free([]),
+    ],
+)
+def test_every_verb_tells_that_the_books_are_lost(bench: Bench, verb: Callable[[KvBooks], object]) -> None:
+    books = bench.make()
+    with pytest.raises(BooksLost):
+        verb(books)
+    books.open(FACTS)
+    bench.manager.close_pool("default")
+    with pytest.raises(BooksLost):
+        verb(books)
+    bench.opened()
+    with pytest.raises(BooksLost):
+        verb(books)
+
+
+def test_a_runner_that_lost_its_pool_opens_it_anew(bench: Bench) -> None:
+    books = bench.opened()
+    bench.opened()
+    assert books.open(FACTS) is True
+    assert allocate(books, "a", range(4)) is not None
+
+
+def test_close_gives_the_pool_up_and_never_raises(bench: Bench) -> None:
+    books, late = bench.opened(), bench.make()
+    books.close()
+    books.close()
+    assert bench.manager.pools() == []
+    late.close()
+
+
+def test_close_leaves_the_pool_of_the_next_runner(bench: Bench) -> None:
+    before, after = bench.opened(), bench.opened()
+    before.close()
+    assert after.append([]) == []
+
+
+def test_nobody_at_the_address_is_unreachable(tmp_path: Path) -> None:
+    books = GrpcBooks(f"unix:{tmp_path}/kv.sock")
+    with pytest.raises(BooksUnreachable, match="No answer from the KV manager at unix:"):
+        books.open(FACTS)
+    books.close()
+
+
+def test_a_dead_a_stopped_and_a_new_kv_manager(tmp_path: Path) -> None:
+    books = GrpcBooks(f"unix:{tmp_path}/kv.sock", call_seconds=1)
+    first = started(tmp_path)
+    try:
+        assert books.open(FACTS)
+        os.kill(first.pid, signal.SIGSTOP)
+        with pytest.raises(BooksUnreachable):
+            books.append([])
+        os.kill(first.pid, signal.SIGCONT)
+        assert books.open(FACTS) is False
+    finally:
+        first.kill()
+        first.wait()
+    with pytest.raises(BooksUnreachable):
+        books.append([])
+    second = started(tmp_path)
+    try:
+        with open_channel(books.address) as channel:
+            request = health_pb2.HealthCheckRequest()
+            health_pb2_grpc.HealthStub(channel).Check(request, timeout=60, wait_for_ready=True)
+        until_reached(books)
+    finally:
+        books.close()
+        second.kill()
+        second.wait()
+
+
+def until_reached(books: GrpcBooks) -> None:
+    """The channel finds a new server by itself; what it then tells is that the books are lost, and open makes them."""
+    while not is_lost(books):
+        continue
+    assert books.open(FACTS) is True
+
+
+def is_lost(books: GrpcBooks) -> bool:
+    try:
+        books.append([])
+    except BooksUnreachable:
+        return False
+    except BooksLost:
+        return True
+    raise AssertionError("a new KV manager took an append for a pool that it cannot know")
+
+
+def started(directory: Path) -> subprocess.Popen[bytes]:
+    """A KV manager process that serves."""
+    arguments = ("--kv-address", f"unix:{directory}/kv.sock", "--kv-metrics-address", "127.0.0.1:0")
+    process = subprocess.Popen(command("kv-manager", *arguments), stderr=subprocess.DEVNULL, env=clean_environment())
+    with grpc.insecure_channel(f"unix:{directory}/kv.sock", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        stub.Check(health_pb2.HealthCheckRequest(), timeout=60, wait_for_ready=True)
+    return process
