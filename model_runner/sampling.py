@@ -190,9 +190,9 @@ def _nucleus(ranks: Tensor, weights: Tensor, k: Tensor, p: Tensor, width: int) -
     mass = each.cumsum(dim=1)
     within_k = mass.gather(1, k.clamp(max=width) - 1)
     total = torch.where(k > width, weights.sum(dim=1, keepdim=True), within_k)
-    needed = torch.where(p < 1, (p * total.double()).ceil().long(), total)
+    needed = torch.where(p < 1, (p * total.double()).ceil().long(), total).minimum(total)
     # A token stays while those before it have not reached the needed mass, so the first one always does.
-    kept = (mass - each < needed).sum(dim=1, keepdim=True).minimum(k).clamp(min=1)
+    kept = (mass - each < needed).sum(dim=1, keepdim=True).clamp(min=1)
     return best, kept, (k <= width) | (mass[:, -1:] >= needed)
 
 

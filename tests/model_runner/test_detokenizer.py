@@ -86,7 +86,8 @@ OTHERS = {
     "suffix": of_pieces(decoders.BPEDecoder(), ["the</w>", "do", "g</w>", "狐</w>", "</w>"]),
     "none": of_pieces(None, ["the", "dog", "狐", "é"]),
     "bytes unfused": of_pieces(
-        decoders.Sequence([decoders.Metaspace(), decoders.ByteFallback()]), ["▁a", "<0xF0>", "<0x9F>", "<0x98>", "b"]
+        decoders.Sequence([decoders.Metaspace(), decoders.ByteFallback()]),
+        ["▁a", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "b"],
     ),
 }
 MAIN = {"byte level": BYTE_LEVEL, "bytes": BYTES_ONLY, "llama": LLAMA, "gemma": GEMMA}
@@ -247,6 +248,7 @@ def test_special_tokens_are_skipped_or_shown() -> None:
         ("xabcx", ["bc", "abcd"], ("xa", "bc")),
         ("xabc", ["bc", "abcd"], ("xa", "bc")),
         ("xabcd", ["abcd", "ab"], ("x", "ab")),
+        ("xabcq", ["xabcd", "a", "ab", "abc"], ("x", "a")),
         ("aab", ["ab", "aab", "b"], ("", "aab")),
         ("a😀b", ["😀"], ("a", "😀")),
         ("ab\ufffd", ["\ufffd"], ("ab", "\ufffd")),
@@ -265,6 +267,20 @@ def test_what_may_begin_a_stop_string_is_held_until_decided() -> None:
     deltas = [detokenizer.push([token]) for token in BYTES_ONLY.encode("xabxabce")]
     assert [delta.text for delta in deltas] == ["x", "", "", "abx", "", "", "", "a"]
     assert [delta.stop_string for delta in deltas] == [None] * 7 + ["bc"]
+
+
+def test_a_stop_string_is_reported_with_its_last_token() -> None:
+    detokenizer = Detokenizer(BYTES_ONLY, ["abcd", "ab"])
+    deltas = [detokenizer.push([token]) for token in BYTES_ONLY.encode("xab")]
+    assert deltas == [TextDelta("x", None), TextDelta("", None), TextDelta("", "ab")]
+
+
+def test_a_decoder_of_an_unusual_kind_gives_whole_characters_too() -> None:
+    detokenizer = Detokenizer(OTHERS["bytes unfused"])
+    a, *smile, b = range(6)
+    assert [detokenizer.push([token]).text for token in [a, *smile, b]] == ["a", "", "", "", "😀", "b"]
+    assert detokenizer.push(smile[:2]).text == ""
+    assert detokenizer.finish() == "��"
 
 
 def test_after_a_stop_nothing_comes() -> None:

@@ -144,6 +144,13 @@ def test_impossible_tokens_are_never_drawn() -> None:
     assert set(sample(logits, rows_of(params, 2000)).tolist()) == {1, 4}
 
 
+def test_the_ends_of_the_unit_interval_are_possible_tokens() -> None:
+    logits = torch.tensor([[-math.inf, 0.0, -1.0, 0.5, -math.inf]]).expand(2, -1)
+    plain = np.zeros(2)
+    rows = SamplingRows(plain + 1, plain.astype(np.int64), plain + 1, plain, np.array([0.0, 1 - 2.0**-53]))
+    assert sample(logits, rows).tolist() == [1, 3]
+
+
 def test_sampling_leaves_the_logits_as_they_were() -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     before = logits.clone()
