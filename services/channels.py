@@ -36,14 +36,21 @@ def open_channel(address: str, tls: ClientTls | None = None) -> grpc.Channel:
     """A blocking channel to 'host:port' or 'unix:/path'; it connects at the first call. StartupError: bad TLS files."""
     if tls is None:
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, _credentials(tls), options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, _credentials(tls), options=_tls_options(address))
 
 
 def open_aio_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
     """The same for asyncio."""
     if tls is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, _credentials(tls), options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, _credentials(tls), options=_tls_options(address))
+
+
+def _tls_options(address: str) -> tuple[tuple[str, int | str], ...]:
+    """A Unix socket has no host name for the certificate to bear: `localhost` stands in."""
+    if not address.startswith("unix:"):
+        return CHANNEL_OPTIONS
+    return (*CHANNEL_OPTIONS, ("grpc.default_authority", "localhost"))
 
 
 def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:

@@ -42,7 +42,9 @@ def rpc_failed(error: grpc.RpcError, what: str, address: str) -> StartupError:
         return StartupError(f"{what} at {address}: {view.sentence} ({view.code})")
     if view.code == "DEADLINE_EXCEEDED":
         return StartupError(f"The {what} at {address} did not answer in time.")
-    return StartupError(f"No {what} answers at {address}; is it running?")
+    # gRPC's sentence ends with the cause: "...: Connection refused".
+    cause = view.sentence.rsplit(": ", 1)[-1].rstrip(".")
+    return StartupError(f"No {what} answers at {address} ({cause}); is it running?")
 
 
 def print_json(value: Any) -> None:

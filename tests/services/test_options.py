@@ -1,0 +1,83 @@
+"""Options that are made from settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from services.config import ClientSettings, OctavoSettings, UpSettings
+from services.errors import StartupError
+from services.options import with_settings
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in UpSettings.model_fields:
+        monkeypatch.delenv(f"OCTAVO_{name.upper()}", raising=False)
+
+
+def invoked(app: typer.Typer, *arguments: str, **environment: str) -> Any:
+    return CliRunner().invoke(app, arguments, env=environment)
+
+
+def app_with(settings_class: type[OctavoSettings], seen: list[Any], **more: Any) -> typer.Typer:
+    app = typer.Typer()
+
+    @app.command()
+    @with_settings(settings_class, **more)
+    def main(settings: OctavoSettings, text: Annotated[str, typer.Argument()] = "none", loud: bool = False) -> None:
+        """Does it."""
+        seen.append((settings, text, loud))
+
+    return app
+
+
+def test_a_command_gets_settings_and_its_own_parameters() -> None:
+    seen: list[Any] = []
+    app = app_with(UpSettings, seen)
+    result = invoked(app, "hello", "--loud", "--block-size", "32", "--pool", "p", OCTAVO_MAX_SEQUENCES="3")
+    assert result.exit_code == 0, result.output
+    settings, text, loud = seen[0]
+    assert (settings.block_size, settings.pool_id, settings.max_sequences, text, loud) == (32, "p", 3, "hello", True)
+    assert "num_blocks" not in settings.model_fields_set
+
+
+def test_only_some_fields_and_other_names() -> None:
+    seen: list[Any] = []
+    app = app_with(ClientSettings, seen, only=("runner_address",), names={"runner_address": ("--address",)})
+    assert invoked(app, "--address", "h:1").exit_code == 0
+    assert seen[0][0].runner_address == "h:1"
+    assert invoked(app, "--kv-address", "unix:/x").exit_code == 2
+    assert "--config" in invoked(app, "--help").output
+
+
+def test_every_setting_is_an_option_with_help() -> None:
+    output = invoked(app_with(UpSettings, []), "--help", COLUMNS="250").output
+    for name, field in UpSettings.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in output
+        assert f"OCTAVO_{name.upper()}" in output
+        assert str(field.description)[:40] in output
+    for default in ("(1GiB)", "(16)", "(512)", "(what --kv-cache-memory has room for)", "One of: auto, float32"):
+        assert default in output
+
+
+def test_a_value_that_cannot_be_ends_with_one_line() -> None:
+    result = invoked(app_with(UpSettings, []), "--block-size", "3")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("octavo: --block-size (or OCTAVO_BLOCK_SIZE): a block of 3 tokens")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_startup_error_in_the_command_ends_with_one_line() -> None:
+    app = typer.Typer()
+
+    @app.command()
+    @with_settings(ClientSettings)
+    def main(settings: ClientSettings) -> None:
+        raise StartupError("It cannot be.")
+
+    result = invoked(app)
+    assert (result.exit_code, result.stderr, result.stdout) == (2, "octavo: It cannot be.\n", "")
