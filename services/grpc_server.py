@@ -1,4 +1,4 @@
-"""What both gRPC servers share: limits, keepalive, TLS, binding, reflection, health and a graceful stop."""
+"""What both gRPC servers share: limits, keepalive, TLS, binding, reflection and a graceful stop."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from services.addresses import Address, TcpAddress, UnixAddress, parse_address
 from services.errors import StartupError
-from services.health import NOT_SERVING, SERVING, HealthServicer
+from services.health import Health
 
 MIB = 1 << 20
 KV_MAX_RECEIVE_BYTES = 64 * MIB
 RUNNER_MAX_RECEIVE_BYTES = 16 * MIB
-
-LIVENESS = "liveness"
-"""The health name that is SERVING as long as the process lives."""
 
 # A client that answers no ping for 10 s is gone: its streams end, and what they hold comes back.
 _KEEPALIVE = (
@@ -59,25 +56,6 @@ def enable_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> 
     """Lets tools list the services, health and reflection included, and read their descriptors."""
     names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
-
-
-class Health:
-    """grpc.health.v1 of a process: '' and the service names tell readiness, 'liveness' that the process lives."""
-
-    def __init__(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
-        self._readiness = ("", *service_names)
-        self._servicer = HealthServicer({LIVENESS: SERVING} | dict.fromkeys(self._readiness, NOT_SERVING))
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-
-    async def set_ready(self, ready: bool) -> None:
-        """Tells whether the process can do its work; once it is stopping, it never can again."""
-        if not self._servicer.ended:
-            await self._servicer.set(self._readiness, SERVING if ready else NOT_SERVING)
-
-    async def stop(self) -> None:
-        """Tells that the process takes no more work, and ends the watches after they were told."""
-        self._servicer.ended = True
-        await self._servicer.set(self._readiness, NOT_SERVING)
 
 
 async def stop_gracefully(server: grpc.aio.Server, state: Health, grace_seconds: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -11,6 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+LIVENESS = "liveness"
+"""The health name that is SERVING as long as the process lives."""
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
@@ -54,3 +57,22 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     async def _wait_for_news(self, name: str, told: int) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: self.ended or self._statuses.get(name, _UNKNOWN) != told)
+
+
+class Health:
+    """grpc.health.v1 of a process: '' and the service names tell readiness, 'liveness' that the process lives."""
+
+    def __init__(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+        self._readiness = ("", *service_names)
+        self._servicer = HealthServicer({LIVENESS: SERVING} | dict.fromkeys(self._readiness, NOT_SERVING))
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def set_ready(self, ready: bool) -> None:
+        """Tells whether the process can do its work; once it is stopping, it never can again."""
+        if not self._servicer.ended:
+            await self._servicer.set(self._readiness, SERVING if ready else NOT_SERVING)
+
+    async def stop(self) -> None:
+        """Tells that the process takes no more work, and ends the watches after they were told."""
+        self._servicer.ended = True
+        await self._servicer.set(self._readiness, NOT_SERVING)

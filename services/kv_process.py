@@ -16,12 +16,12 @@ from services.config import KvManagerSettings
 from services.errors import KV_DOMAIN, kv_failure
 from services.grpc_server import (
     KV_MAX_RECEIVE_BYTES,
-    Health,
     bind,
     create_server,
     enable_reflection,
     stop_gracefully,
 )
+from services.health import Health
 from services.kv_metrics import BooksCollector, pool_readings
 from services.kv_service import KV_SERVICE_NAME, KvManagerServicer
 from services.metrics import MetricsServer, new_registry, octavo_version, on_loop, start_metrics_server

@@ -18,7 +18,8 @@ from octavo.kv.v1 import kv_manager_pb2 as pb
 from services.addresses import TcpAddress, UnixAddress, parse_address
 from services.channels import open_aio_channel, open_channel
 from services.errors import StartupError
-from services.grpc_server import MIB, Health, ServerTls, bind, create_server, stop_gracefully
+from services.grpc_server import MIB, ServerTls, bind, create_server, stop_gracefully
+from services.health import Health
 from services.kv_service import KV_SERVICE_NAME
 from tests.services.kv_support import kv_settings, kv_stub, running_kv_manager
 
