@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import structlog
 
@@ -207,20 +208,20 @@ class Engine:
 
     def _settle(self, outcome: Outcome) -> None:
         """Tells the books of forks and ends, then delivers: who sees a last chunk finds the blocks given back."""
-        finished = {id(sequence) for sequence in outcome.finished}
-        try:
-            for parent, children in outcome.forks:
-                self._fork(parent, [child for child in children if id(child) not in finished])
-            self._finish(outcome.finished)
-        finally:
-            self._close(outcome.chunks)
-            self._deliver(outcome.chunks)
+        with ExitStack() as always:
+            # Whatever the books answer: last of all the chunks go out, and before that the ended sequences end.
+            always.callback(self._deliver, outcome.chunks)
+            always.callback(self._close, outcome.chunks)
+            always.callback(self._finish, outcome.finished)
+            forks = [(parent, _unfinished(children)) for parent, children in outcome.forks]
+            # All run from here on, so that a lost KV manager puts them back in line like everybody else.
+            self._scheduler.adopt([child for _, children in forks for child in children])
+            for parent, children in forks:
+                self._fork(parent, children)
 
     def _fork(self, parent: LiveSequence, children: list[LiveSequence]) -> None:
         if not children:
             return
-        # The children run from here on, so that a lost KV manager puts them back in line like everybody else.
-        self._scheduler.adopt(children)
         self._books.append([parent.commit()])
         parent.share_with(children)
         self._books.fork(parent.sequence_id, [child.sequence_id for child in children])
@@ -334,6 +335,10 @@ class Engine:
         if state is not self._state:
             self._state = state
             self._on_state(state, sentence)
+
+
+def _unfinished(sequences: Sequence[LiveSequence]) -> list[LiveSequence]:
+    return [sequence for sequence in sequences if sequence.finish_reason is None]
 
 
 def _entry(sequence: LiveSequence, num_tokens: int) -> BatchEntry:

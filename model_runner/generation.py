@@ -119,7 +119,9 @@ class Generation:
         is_eos = token_id in self._eos_token_ids and not stop.ignore_eos
         if is_eos or token_id in stop.stop_token_ids:
             sequence.finish_reason = FinishReason.STOP
-            return sequence.detokenizer.finish(), token_id, None
+            text = sequence.detokenizer.finish()
+            stop_string = sequence.detokenizer.stop_string
+            return text, None if stop_string else token_id, stop_string
         delta = sequence.detokenizer.push((token_id,))
         if delta.stop_string is not None:
             sequence.finish_reason = FinishReason.STOP

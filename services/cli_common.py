@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +28,6 @@ def run_or_exit_2(work: Callable[[], None]) -> None:
         raise typer.Exit(EXIT_UNABLE) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except BrokenPipeError:
-        # The reader of our output went away (`octavo pool | head -1`): no more to say.
-        sys.stderr.close()
-        raise typer.Exit(EXIT_WRONG) from None
 
 
 def rpc_failed(error: grpc.RpcError, what: str, address: str) -> StartupError:

@@ -1,0 +1,232 @@
+"""The command `generate`: one prompt, its answer streamed to the terminal or, for programs, as JSON lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+
+from model_runner.request import Chunk, Usage
+from services.cli_common import print_json
+from services.client import Client, OctavoError, generate_request
+from services.config import ClientSettings
+from services.errors import StartupError
+from services.options import with_settings
+
+DEFAULT_MAX_TOKENS = 256
+
+_FIELDS = ("runner_address", "tls_ca", "tls_cert", "tls_key")
+
+
+def add_generate_command(app: typer.Typer) -> None:
+    """Mounts the command."""
+    app.command("generate")(generate)
+
+
+def _option(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, envvar=f"OCTAVO_{names[0].lstrip('-').replace('-', '_').upper()}", **more)
+
+
+@with_settings(ClientSettings, only=_FIELDS, names={"runner_address": ("--address",)})
+def generate(
+    settings: ClientSettings,
+    text: Annotated[str | None, typer.Argument(help="The prompt, or with --chat the user's message.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Send the text as a chat message.")] = False,
+    system: Annotated[str | None, _option("--system", help="System message of the chat.")] = None,
+    token_ids: Annotated[
+        str | None, typer.Option("--token-ids", help="The prompt as token ids, separated by commas.", metavar="1,2,3")
+    ] = None,
+    max_tokens: Annotated[
+        int, _option("--max-tokens", help="Tokens to generate at most, for each choice.")
+    ] = DEFAULT_MAX_TOKENS,
+    temperature: Annotated[
+        float, _option("--temperature", help="Divides the logits; 0 takes the most likely token each time.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, _option("--top-p", help="Draws among the most likely tokens that make up this share of probability.")
+    ] = 1.0,
+    top_k: Annotated[int, _option("--top-k", help="Draws among this many most likely tokens; 0: all.")] = 0,
+    min_p: Annotated[
+        float, _option("--min-p", help="Draws among tokens at least this share as likely as the best; 0: all.")
+    ] = 0.0,
+    seed: Annotated[
+        int | None, _option("--seed", help="Makes the draws repeatable.", show_default="a new one each time")
+    ] = None,
+    n: Annotated[int, _option("--n", help="Independent answers; the prompt is computed once.")] = 1,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")
+    ] = None,
+    ignore_eos: Annotated[bool, _option("--ignore-eos", help="Go on past the model's end tokens.")] = False,
+    logprobs: Annotated[
+        int | None,
+        _option("--logprobs", help="With --json: log-probabilities of each token and of so many candidates."),
+    ] = None,
+    cache_salt: Annotated[
+        str, _option("--cache-salt", help="Share cached prefixes only with prompts of the same salt.")
+    ] = "",
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line; the last has the whole answer.")
+    ] = False,
+) -> None:
+    """Streams an answer from a model runner."""
+    request = _request_of(
+        {"text": text, "token_ids": token_ids, "chat": chat, "system": system},
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        n=n,
+        stop=stop or (),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        cache_salt=cache_salt,
+    )
+    with Client(settings.runner_address, tls=settings.tls()) as client:
+        answer = Answer(n)
+        try:
+            for chunk in client.stream(request):
+                answer.add(chunk)
+                _show(chunk, answer, json)
+        except OctavoError as error:
+            raise StartupError(_sentence(error, settings.runner_address)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+    if json:
+        print_json(answer.as_json())
+    else:
+        _finish(answer)
+
+
+@dataclass(slots=True)
+class Choice:
+    """What has come of one choice."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+
+    def as_json(self, index: int) -> dict[str, Any]:
+        return {
+            "choice_index": index,
+            "token_ids": self.token_ids,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+        }
+
+
+class Answer:
+    """What has come of a request, and when."""
+
+    def __init__(self, num_choices: int) -> None:
+        self.choices = [Choice() for _ in range(max(1, num_choices))]
+        self.usage: Usage | None = None
+        self._started = time.monotonic()
+        self._first: float | None = None
+        self._last = self._started
+
+    def add(self, chunk: Chunk) -> None:
+        """Takes a chunk in."""
+        self._last = time.monotonic()
+        if self._first is None:
+            self._first = self._last
+        choice = self.choices[chunk.choice_index]
+        choice.token_ids.extend(chunk.token_ids)
+        choice.text += chunk.text
+        if chunk.finish_reason is not None:
+            choice.finish_reason = chunk.finish_reason.value
+        self.usage = chunk.usage or self.usage
+
+    def as_json(self) -> dict[str, Any]:
+        """The last JSON line: the first choice at the top, all of them under `choices` when there are several."""
+        first = self.choices[0].as_json(0)
+        del first["choice_index"]
+        line: dict[str, Any] = {**first, "usage": _usage_json(self.usage)}
+        if len(self.choices) > 1:
+            line["choices"] = [choice.as_json(index) for index, choice in enumerate(self.choices)]
+        return line
+
+    def summary(self) -> str:
+        """One line: prompt tokens, cached tokens, TTFT, tokens/s."""
+        usage = self.usage
+        if usage is None or self._first is None:
+            return "no answer"
+        decoding = self._last - self._first
+        later = usage.output_tokens - len(self.choices)
+        speed = f"{later / decoding:.1f}" if decoding > 0 and later > 0 else "-"
+        return (
+            f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} cached, "
+            f"TTFT {(self._first - self._started) * 1000:.0f} ms, {usage.output_tokens} tokens at {speed} tokens/s"
+        )
+
+
+def _request_of(prompt: dict[str, Any], **options: Any) -> Any:
+    """The message of the prompt options. Raises StartupError with a sentence for what cannot be sent."""
+    text, ids, chat = prompt["text"], prompt["token_ids"], prompt["chat"] or prompt["system"] is not None
+    if (text is None) == (ids is None):
+        raise StartupError("Give either a text or --token-ids.")
+    if chat and text is None:
+        raise StartupError("--chat and --system need a text.")
+    try:
+        if chat:
+            system = [] if prompt["system"] is None else [{"role": "system", "content": prompt["system"]}]
+            return generate_request(chat=[*system, {"role": "user", "content": text}], **options)
+        return generate_request(text if ids is None else _parse_ids(ids), **options)
+    except (ValueError, OverflowError) as error:
+        raise StartupError(f"The request cannot be sent: {error}.") from None
+
+
+def _parse_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise StartupError(f"--token-ids {text!r} must be whole numbers separated by commas.") from None
+
+
+def _show(chunk: Chunk, answer: Answer, json: bool) -> None:
+    """One chunk as it comes. Several choices would mix on a terminal, so there they are shown when they are whole."""
+    if json:
+        print_json(_chunk_json(chunk))
+    elif len(answer.choices) == 1:
+        typer.echo(chunk.text, nl=False)
+        sys.stdout.flush()
+
+
+def _finish(answer: Answer) -> None:
+    if len(answer.choices) == 1:
+        typer.echo()
+    else:
+        for index, choice in enumerate(answer.choices):
+            typer.echo(f"[{index}] {choice.text}")
+    typer.echo(answer.summary(), err=True)
+
+
+def _chunk_json(chunk: Chunk) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "choice_index": chunk.choice_index,
+        "token_ids": list(chunk.token_ids),
+        "text": chunk.text,
+        "finish_reason": chunk.finish_reason.value if chunk.finish_reason else None,
+    }
+    if chunk.logprobs:
+        line["logprobs"] = [
+            {"token_id": each.token_id, "logprob": each.logprob, "top": [list(pair) for pair in each.top]}
+            for each in chunk.logprobs
+        ]
+    return line
+
+
+def _usage_json(usage: Usage | None) -> dict[str, Any] | None:
+    if usage is None:
+        return None
+    return {name: getattr(usage, name) for name in Usage.__slots__}
+
+
+def _sentence(error: OctavoError, address: str) -> str:
+    if error.code == "UNAVAILABLE" and not error.reason:
+        return f"No model runner answers at {address}; is it running?"
+    return f"model runner at {address}: {error.sentence} ({error.code})"

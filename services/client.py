@@ -1,0 +1,238 @@
+"""Octavo for Python programs: `Client` and `AsyncClient` wrap the model runner's RPCs.
+
+with Client("unix:/run/octavo/runner.sock") as client:
+    for chunk in client.generate("Once upon a time", max_tokens=32):
+        print(chunk.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+import grpc
+from octavo.runner.v1 import model_runner_pb2 as pb
+from octavo.runner.v1 import model_runner_pb2_grpc
+
+from model_runner.request import Chunk
+from services.channels import ClientTls, open_aio_channel, open_channel
+from services.errors import describe_rpc_error
+from services.runner_wire import read_chunk
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+Prompt = str | Sequence[int] | None
+ChatMessages = Sequence[Mapping[str, str]]
+
+
+class OctavoError(Exception):
+    """A call that failed: `code` is the gRPC status by name, the message the server's sentence.
+
+    reason and metadata are those of google.rpc.ErrorInfo, empty when the server sent none.
+    """
+
+    def __init__(self, code: str, sentence: str, reason: str = "", metadata: Mapping[str, str] | None = None) -> None:
+        super().__init__(f"{sentence} ({code})")
+        self.code = code
+        self.sentence = sentence
+        self.reason = reason
+        self.metadata = dict(metadata or {})
+
+    @classmethod
+    def of(cls, error: grpc.RpcError) -> OctavoError:
+        """The same failure without gRPC's clothes."""
+        return cls(*describe_rpc_error(error))
+
+
+def generate_request(
+    prompt: Prompt = None,
+    *,
+    chat: ChatMessages | None = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int | None = None,
+    stop: Sequence[str] = (),
+    stop_token_ids: Sequence[int] = (),
+    ignore_eos: bool = False,
+    n: int = 1,
+    logprobs: int | None = None,
+    request_id: str = "",
+    model: str = "",
+    skip_cache_read: bool = False,
+    cache_salt: str = "",
+) -> pb.GenerateRequest:
+    """The message for a prompt (text or token ids) or a chat ({"role", "content"} each); what is None stays unset.
+
+    Raises ValueError when there is not exactly one of prompt and chat, or a value that no message can carry.
+    """
+    if (prompt is None) == (chat is None):
+        raise ValueError("give either a prompt or a chat")
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    message = pb.GenerateRequest(
+        request_id=request_id,
+        model=model,
+        sampling=pb.SamplingParams(**{name: value for name, value in sampling.items() if value is not None}),
+        stop=pb.StopConditions(
+            stop_strings=stop,
+            stop_token_ids=stop_token_ids,
+            ignore_eos=ignore_eos,
+            **({} if max_tokens is None else {"max_tokens": max_tokens}),
+        ),
+        num_choices=n,
+        logprobs=logprobs,
+        skip_cache_read=skip_cache_read,
+        cache_salt=cache_salt,
+    )
+    if chat is not None:
+        message.chat.CopyFrom(_chat(chat))
+    elif isinstance(prompt, str):
+        message.text = prompt
+    else:
+        message.token_ids.CopyFrom(pb.TokenIds(ids=prompt))
+    return message
+
+
+class Client:
+    """A blocking client of one model runner at 'host:port' or 'unix:/path'. Thread-safe; close it when done.
+
+    timeout: seconds for a whole call, None for no limit. Every call raises OctavoError when it fails.
+    """
+
+    def __init__(
+        self, address: str = DEFAULT_ADDRESS, *, tls: ClientTls | None = None, timeout: float | None = None
+    ) -> None:
+        self.address = address
+        self._timeout = timeout
+        self._channel = open_channel(address, tls)
+        self._stub = model_runner_pb2_grpc.ModelRunnerServiceStub(self._channel)
+
+    def generate(self, prompt: Prompt = None, **options: Any) -> Iterator[Chunk]:
+        """Streams an answer; the options are those of generate_request(). Closing the iterator aborts the request."""
+        # Checked here, not at the first chunk: a generator function would wait with it.
+        return self.stream(generate_request(prompt, **options))
+
+    def stream(self, request: pb.GenerateRequest) -> Iterator[Chunk]:
+        """generate() for a message that is made already."""
+        call = self._stub.Generate(request, timeout=self._timeout)
+        try:
+            for message in call:
+                yield read_chunk(message)
+        except grpc.RpcError as error:
+            raise OctavoError.of(error) from None
+        finally:
+            call.cancel()
+
+    def tokenize(self, text: str | None = None, *, chat: ChatMessages | None = None) -> list[int]:
+        """The token ids that generate() would use."""
+        return list(self._call(self._stub.Tokenize, _tokenize_request(text, chat)).token_ids)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        return str(self._call(self._stub.Detokenize, request).text)
+
+    def model(self) -> pb.GetModelResponse:
+        """The model and the limits of the server."""
+        return self._call(self._stub.GetModel, pb.GetModelRequest())
+
+    def requests(self) -> list[pb.RequestInfo]:
+        """The live requests."""
+        return list(self._call(self._stub.ListRequests, pb.ListRequestsRequest()).requests)
+
+    def abort(self, *request_ids: str) -> tuple[int, int]:
+        """Ends requests by id; how many were live, and how many unknown."""
+        answer = self._call(self._stub.Abort, pb.AbortRequest(request_ids=request_ids))
+        return answer.aborted_requests, answer.unknown_requests
+
+    def close(self) -> None:
+        """Closes the connection; streams that are open end."""
+        self._channel.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, verb: Any, request: Any) -> Any:
+        try:
+            return verb(request, timeout=self._timeout)
+        except grpc.RpcError as error:
+            raise OctavoError.of(error) from None
+
+
+class AsyncClient:
+    """The same for asyncio: `async for chunk in client.generate(...)`, `await client.tokenize(...)`."""
+
+    def __init__(
+        self, address: str = DEFAULT_ADDRESS, *, tls: ClientTls | None = None, timeout: float | None = None
+    ) -> None:
+        self.address = address
+        self._timeout = timeout
+        self._channel = open_aio_channel(address, tls)
+        self._stub = model_runner_pb2_grpc.ModelRunnerServiceStub(self._channel)
+
+    def generate(self, prompt: Prompt = None, **options: Any) -> AsyncIterator[Chunk]:
+        """Streams an answer; the options are those of generate_request(). Closing the iterator aborts the request."""
+        return self.stream(generate_request(prompt, **options))
+
+    async def stream(self, request: pb.GenerateRequest) -> AsyncIterator[Chunk]:
+        """generate() for a message that is made already."""
+        call = self._stub.Generate(request, timeout=self._timeout)
+        try:
+            async for message in call:
+                yield read_chunk(message)
+        except grpc.RpcError as error:
+            raise OctavoError.of(error) from None
+        finally:
+            call.cancel()
+
+    async def tokenize(self, text: str | None = None, *, chat: ChatMessages | None = None) -> list[int]:
+        """The token ids that generate() would use."""
+        return list((await self._call(self._stub.Tokenize, _tokenize_request(text, chat))).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        return str((await self._call(self._stub.Detokenize, request)).text)
+
+    async def model(self) -> pb.GetModelResponse:
+        """The model and the limits of the server."""
+        return await self._call(self._stub.GetModel, pb.GetModelRequest())
+
+    async def requests(self) -> list[pb.RequestInfo]:
+        """The live requests."""
+        return list((await self._call(self._stub.ListRequests, pb.ListRequestsRequest())).requests)
+
+    async def abort(self, *request_ids: str) -> tuple[int, int]:
+        """Ends requests by id; how many were live, and how many unknown."""
+        answer = await self._call(self._stub.Abort, pb.AbortRequest(request_ids=request_ids))
+        return answer.aborted_requests, answer.unknown_requests
+
+    async def close(self) -> None:
+        """Closes the connection; streams that are open end."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _call(self, verb: Any, request: Any) -> Any:
+        try:
+            return await verb(request, timeout=self._timeout)
+        except grpc.RpcError as error:
+            raise OctavoError.of(error) from None
+
+
+def _chat(messages: ChatMessages) -> pb.Chat:
+    return pb.Chat(messages=[pb.ChatMessage(role=each["role"], content=each["content"]) for each in messages])
+
+
+def _tokenize_request(text: str | None, chat: ChatMessages | None) -> pb.TokenizeRequest:
+    if (text is None) == (chat is None):
+        raise ValueError("give either a text or a chat")
+    return pb.TokenizeRequest(text=text) if chat is None else pb.TokenizeRequest(chat=_chat(chat))

@@ -1,0 +1,59 @@
+"""Why the model runner refuses an RPC, and what that is on the wire."""
+
+from __future__ import annotations
+
+import grpc
+
+from model_runner.chat_template import ChatTemplateError
+from model_runner.engine_types import DuplicateRequest, EngineStopped, QueueFull
+from model_runner.validation import InvalidRequest
+from services.errors import RUNNER_DOMAIN, RpcFailure
+
+QUEUE_RETRY_SECONDS = 1.0
+"""What RetryInfo advises while the queue is full: some requests will have ended by then."""
+START_RETRY_SECONDS = 0.5
+"""What RetryInfo advises while the runner waits for its model or its KV manager."""
+
+
+class NotReady(Exception):
+    """The runner cannot take requests now; the sentence says what it waits for."""
+
+
+class UnknownModel(Exception):
+    """The request names another model than the one served."""
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(f"Model {asked!r} is not served here; the model is {served!r} (or leave the name empty).")
+        self.asked = asked
+
+
+class RequestFailed(Exception):
+    """The engine gave a request up; the sentence says why."""
+
+
+def runner_failure(error: BaseException) -> RpcFailure | None:
+    """Maps what a handler raised; None for what is unforeseen."""
+    match error:
+        case InvalidRequest():
+            return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", field=error.field)
+        case ChatTemplateError():
+            return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "CHAT_TEMPLATE", field="chat")
+        case UnknownModel():
+            resource = ("octavo.runner.v1/model", error.asked)
+            return _failure(error, grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL", resource=resource)
+        case DuplicateRequest():
+            return _failure(error, grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST")
+        case QueueFull():
+            return _failure(error, grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_seconds=QUEUE_RETRY_SECONDS)
+        case EngineStopped():
+            return _failure(error, grpc.StatusCode.UNAVAILABLE, "STOPPING")
+        case NotReady():
+            return _failure(error, grpc.StatusCode.UNAVAILABLE, "NOT_READY", retry_seconds=START_RETRY_SECONDS)
+        case RequestFailed():
+            return _failure(error, grpc.StatusCode.INTERNAL, "ENGINE_FAILED")
+        case _:
+            return None
+
+
+def _failure(error: BaseException, code: grpc.StatusCode, reason: str, **details: object) -> RpcFailure:
+    return RpcFailure(code=code, sentence=str(error), reason=reason, domain=RUNNER_DOMAIN, **details)  # type: ignore[arg-type]

@@ -1,0 +1,136 @@
+"""The RPCs of octavo.runner.v1: reads requests, turns prompts into tokens, streams the engine's chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import grpc
+from octavo.runner.v1 import model_runner_pb2 as pb
+from octavo.runner.v1 import model_runner_pb2_grpc
+
+from model_runner.engine import Engine
+from model_runner.engine_types import EngineState
+from model_runner.tokenizer import Tokenizer
+from model_runner.validation import InvalidRequest, Limits, validate
+from services.runner_errors import NotReady, UnknownModel
+from services.runner_wire import read_request, write_chunk, write_view
+from services.streams import Streams
+
+RUNNER_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ModelRunnerService"].full_name
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the service speaks for once the model is loaded."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    limits: Limits
+    facts: pb.GetModelResponse
+
+
+class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
+    """Lives on the event loop; the engine has a thread of its own, and long prompts are tokenised in others.
+
+    `served` is None until the model is loaded. Errors are raised; the server's interceptor makes status codes of them.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self.served: ServedModel | None = None
+        self.waits_for = "the model to be loaded"
+        """What requests are told while they cannot be served."""
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        served = self._ready(request.model)
+        prompt_token_ids = await self._prompt_token_ids(served, request)
+        parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids)
+        validate(parsed, served.limits)
+        served.engine.submit(parsed)
+        stream = self._streams.open(parsed.request_id)
+        try:
+            async for chunk in stream:
+                yield write_chunk(chunk)
+        finally:
+            self._streams.close(stream)
+            if not stream.ended:
+                # The client has gone, or its time is up.
+                served.engine.abort([parsed.request_id])
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
+        served = self._loaded(request.model)
+        return pb.TokenizeResponse(token_ids=await self._prompt_token_ids(served, request))
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DetokenizeResponse:
+        served = self._loaded(request.model)
+        _check_vocabulary(request.token_ids, served.limits.vocab_size)
+        text = await asyncio.to_thread(
+            served.tokenizer.decode, list(request.token_ids), skip_special_tokens=request.skip_special_tokens
+        )
+        return pb.DetokenizeResponse(text=text)
+
+    async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.GetModelResponse:
+        return self._loaded(request.model).facts
+
+    async def ListRequests(
+        self, request: pb.ListRequestsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListRequestsResponse:
+        views = self._loaded("").engine.requests()
+        return pb.ListRequestsResponse(requests=[write_view(view) for view in views])
+
+    async def Abort(self, request: pb.AbortRequest, context: grpc.aio.ServicerContext) -> pb.AbortResponse:
+        if not request.request_ids:
+            raise InvalidRequest("request_ids", "Abort names no request; name at least one.")
+        aborted, unknown = self._loaded("").engine.abort(list(request.request_ids))
+        return pb.AbortResponse(aborted_requests=aborted, unknown_requests=unknown)
+
+    def _loaded(self, model: str) -> ServedModel:
+        """What is served. Raises NotReady before it is loaded, UnknownModel for another name."""
+        if self.served is None:
+            raise NotReady(f"The runner waits for {self.waits_for}; retry shortly.")
+        if model and model != self.served.facts.model:
+            raise UnknownModel(model, self.served.facts.model)
+        return self.served
+
+    def _ready(self, model: str) -> ServedModel:
+        served = self._loaded(model)
+        if served.engine.state is not EngineState.SERVING:
+            raise NotReady(f"The runner waits for {self.waits_for}; retry shortly.")
+        return served
+
+    async def _prompt_token_ids(
+        self, served: ServedModel, request: pb.GenerateRequest | pb.TokenizeRequest
+    ) -> Sequence[int]:
+        match request.WhichOneof("prompt"):
+            case "text":
+                return await asyncio.to_thread(served.tokenizer.encode, request.text)
+            case "token_ids":
+                return request.token_ids.ids
+            case "chat":
+                messages = [{"role": each.role, "content": each.content} for each in request.chat.messages]
+                return await asyncio.to_thread(_encode_chat, served.tokenizer, messages)
+            case _:
+                raise InvalidRequest("prompt", "The request has no prompt; give text, token_ids or chat.")
+
+
+def _encode_chat(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> list[int]:
+    if not messages:
+        raise InvalidRequest("chat.messages", "The chat has no messages; give at least 1.")
+    # The template writes the special tokens itself.
+    return tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
+
+
+def _check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:
+    for index, token_id in enumerate(token_ids):
+        if token_id >= vocab_size:
+            raise InvalidRequest(
+                "token_ids",
+                f"Token id {token_id} at index {index} is outside the vocabulary; use 0 to {vocab_size - 1}.",
+            )

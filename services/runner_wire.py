@@ -1,0 +1,146 @@
+"""The model runner's messages to and from the engine's dataclasses; nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from google.protobuf.duration_pb2 import Duration
+from octavo.runner.v1 import model_runner_pb2 as pb
+
+from model_runner.engine_types import RequestView
+from model_runner.request import (
+    Chunk,
+    FinishReason,
+    GenerateRequest,
+    PositionLogprobs,
+    SamplingParams,
+    StopConditions,
+    Usage,
+)
+
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: pb.FINISH_REASON_ABORT,
+}
+_REASONS_BACK = {value: reason for reason, value in _REASONS.items()}
+_NANOS = 1_000_000_000
+
+
+def read_request(message: pb.GenerateRequest, request_id: str, prompt_token_ids: Sequence[int]) -> GenerateRequest:
+    """A request as the engine knows it; values are taken as they are, for validation to judge."""
+    sampling, stop = message.sampling, message.stop
+    return GenerateRequest(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt_token_ids),
+        sampling=SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+            min_p=sampling.min_p,
+            seed=sampling.seed if sampling.HasField("seed") else None,
+        ),
+        stop=StopConditions(
+            max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
+            stop_strings=tuple(stop.stop_strings),
+            stop_token_ids=frozenset(stop.stop_token_ids),
+            ignore_eos=stop.ignore_eos,
+        ),
+        num_choices=message.num_choices or 1,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        skip_cache_read=message.skip_cache_read,
+        cache_salt=message.cache_salt,
+    )
+
+
+def write_chunk(chunk: Chunk) -> pb.GenerateResponse:
+    """A chunk as it goes on the wire."""
+    message = pb.GenerateResponse(
+        request_id=chunk.request_id,
+        choice_index=chunk.choice_index,
+        token_ids=chunk.token_ids,
+        text=chunk.text,
+        logprobs=[_write_logprobs(position) for position in chunk.logprobs],
+    )
+    if chunk.finish_reason is not None:
+        message.finish_reason = _REASONS[chunk.finish_reason]
+    if chunk.stop_token_id is not None:
+        message.stop_token_id = chunk.stop_token_id
+    if chunk.stop_string is not None:
+        message.stop_string = chunk.stop_string
+    if chunk.usage is not None:
+        message.usage.CopyFrom(_write_usage(chunk.usage))
+    return message
+
+
+def read_chunk(message: pb.GenerateResponse) -> Chunk:
+    """A chunk as a client's program sees it."""
+    cause = message.WhichOneof("stop_cause")
+    return Chunk(
+        request_id=message.request_id,
+        choice_index=message.choice_index,
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        logprobs=tuple(_read_logprobs(position) for position in message.logprobs),
+        finish_reason=_REASONS_BACK.get(message.finish_reason),
+        stop_token_id=message.stop_token_id if cause == "stop_token_id" else None,
+        stop_string=message.stop_string if cause == "stop_string" else None,
+        usage=_read_usage(message.usage) if message.HasField("usage") else None,
+    )
+
+
+def write_view(view: RequestView) -> pb.RequestInfo:
+    """A live request as ListRequests shows it."""
+    return pb.RequestInfo(
+        request_id=view.request_id,
+        state=pb.REQUEST_STATE_RUNNING if view.running else pb.REQUEST_STATE_WAITING,
+        prompt_tokens=view.prompt_tokens,
+        output_tokens=view.output_tokens,
+        age=_write_seconds(view.age_seconds),
+        sequence_ids=view.sequence_ids,
+    )
+
+
+def _write_logprobs(position: PositionLogprobs) -> pb.PositionLogprobs:
+    return pb.PositionLogprobs(
+        chosen=pb.TokenLogprob(token_id=position.token_id, logprob=position.logprob),
+        top=[pb.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in position.top],
+    )
+
+
+def _read_logprobs(message: pb.PositionLogprobs) -> PositionLogprobs:
+    top = tuple((each.token_id, each.logprob) for each in message.top)
+    return PositionLogprobs(message.chosen.token_id, message.chosen.logprob, top)
+
+
+def _write_usage(usage: Usage) -> pb.Usage:
+    return pb.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+        preemptions=usage.preemptions,
+        queue_time=_write_seconds(usage.queue_seconds),
+        prefill_time=_write_seconds(usage.prefill_seconds),
+        decode_time=_write_seconds(usage.decode_seconds),
+    )
+
+
+def _read_usage(message: pb.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
+        output_tokens=message.output_tokens,
+        preemptions=message.preemptions,
+        queue_seconds=_read_seconds(message.queue_time),
+        prefill_seconds=_read_seconds(message.prefill_time),
+        decode_seconds=_read_seconds(message.decode_time),
+    )
+
+
+def _write_seconds(seconds: float) -> Duration:
+    whole, nanos = divmod(round(seconds * _NANOS), _NANOS)
+    return Duration(seconds=whole, nanos=nanos)
+
+
+def _read_seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / _NANOS

@@ -1,0 +1,119 @@
+"""Two services as two child processes: started together, waited for, and stopped together."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.channels import ClientTls, open_channel
+from services.errors import StartupError
+
+POLL_SECONDS = 0.1
+KILL_AFTER_SECONDS = 5.0
+"""Beyond the grace time, before a child that does not end is killed."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Interrupted(Exception):
+    """SIGINT or SIGTERM arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A child process and where it can be asked whether it is ready."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    address: str
+
+
+class Supervisor:
+    """Starts services, notices when one ends, and never leaves one behind."""
+
+    def __init__(self, grace_seconds: float, tls: ClientTls | None = None) -> None:
+        self._grace_seconds = grace_seconds
+        self._tls = tls
+        self.services: list[Service] = []
+
+    def start(self, name: str, arguments: Sequence[str], address: str) -> Service:
+        """Starts `octavo NAME ARGUMENTS` in a session of its own, so that Ctrl-C reaches it through us alone."""
+        command = [sys.executable, "-m", "services.cli", name, *arguments]
+        process = subprocess.Popen(command, start_new_session=True, preexec_fn=_die_with_parent())
+        service = Service(name, process, address)
+        self.services.append(service)
+        return service
+
+    def wait_ready(self, service: Service) -> None:
+        """Returns once grpc.health.v1 says SERVING. Raises StartupError when a service has ended instead."""
+        with open_channel(service.address, self._tls) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while not _is_serving(stub):
+                self.check_alive()
+                time.sleep(POLL_SECONDS)
+
+    def check_alive(self) -> None:
+        """Raises StartupError when a service has ended; it has said why on stderr."""
+        for service in self.services:
+            code = service.process.poll()
+            if code is not None:
+                raise StartupError(f"{service.name} has ended with exit code {code}; both are stopped.")
+
+    def wait(self) -> None:
+        """Returns never: raises StartupError when a service ends, Interrupted on a signal."""
+        while True:
+            self.check_alive()
+            time.sleep(POLL_SECONDS)
+
+    def stop(self) -> None:
+        """Ends all services, the one started last first: the runner gives its blocks back before the books close."""
+        for service in reversed(self.services):
+            _stop(service.process, self._grace_seconds + KILL_AFTER_SECONDS)
+        self.services.clear()
+
+
+def raise_on_signals() -> None:
+    """Turns the first SIGINT or SIGTERM into Interrupted; later ones are ignored while the services stop."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, interrupt)
+
+
+def _stop(process: subprocess.Popen[bytes], seconds: float) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _is_serving(stub: health_pb2_grpc.HealthStub) -> bool:
+    try:
+        answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1)
+    except grpc.RpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """On Linux, a child whose parent is killed gets SIGTERM instead of going on unseen."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
