@@ -122,7 +122,11 @@ def _repeat(show: Callable[[], None], seconds: float | None) -> None:
 
 
 def _watch_pool(read: Callable[[], pb.GetPoolResponse], seconds: float) -> None:
-    with Live(_pool_view(read()), auto_refresh=False) as live:
+    console = Console()
+    if not console.is_terminal:
+        _repeat(lambda: console.print(_pool_view(read())), seconds)
+        return
+    with Live(_pool_view(read()), console=console, auto_refresh=False) as live:
         _repeat(lambda: live.update(_pool_view(read()), refresh=True), seconds)
 
 

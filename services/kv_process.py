@@ -13,7 +13,7 @@ from octavo.kv.v1 import kv_manager_pb2_grpc
 
 from kvmanager.manager import KvManager
 from services.config import KvManagerSettings
-from services.errors import KV_DOMAIN, kv_failure
+from services.errors import KV_DOMAIN, StartupError, kv_failure
 from services.grpc_server import (
     KV_MAX_RECEIVE_BYTES,
     bind,
@@ -57,9 +57,14 @@ async def start_kv_manager(settings: KvManagerSettings) -> RunningKvManager:
     enable_reflection(server, [KV_SERVICE_NAME])
     health = Health(server, [KV_SERVICE_NAME])
     address = bind(server, settings.kv_address, settings.server_tls())
-    explicit = "kv_metrics_address" in settings.model_fields_set
-    metrics = start_metrics_server(registry, settings.kv_metrics_address, explicit=explicit)
     await server.start()
+    try:
+        explicit = "kv_metrics_address" in settings.model_fields_set
+        metrics = start_metrics_server(registry, settings.kv_metrics_address, explicit=explicit)
+    except StartupError:
+        # Frees the port, and removes the socket file.
+        await server.stop(None)
+        raise
     await health.set_ready(True)
     return RunningKvManager(manager, address, metrics.address, server, health, metrics)
 
