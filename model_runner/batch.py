@@ -1,0 +1,81 @@
+"""One step's work, packed: the tokens of all sequences in a row, without padding, and the maps that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """The next tokens of one sequence: `token_ids` at positions `first_position` and on, with its block table.
+
+    wants_logits: whether the next token is to be sampled after the last of them.
+    """
+
+    token_ids: Sequence[int]
+    first_position: int
+    block_table: Sequence[int]
+    wants_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """S sequences with T tokens in all, on the device.
+
+    token_ids, positions, slot_mapping: int64 [T]; slot = block id x block_size + position % block_size.
+    query_offsets: int32 [S + 1], where each sequence's tokens begin. sequence_lengths: int32 [S], tokens with K/V once
+    the step has run. block_tables: int32 [S, W], padded with the null block. logits_rows: int64 [R], the rows of T
+    whose logits are wanted. query_lengths and lengths: the same facts on the host.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    query_offsets: Tensor
+    sequence_lengths: Tensor
+    block_tables: Tensor
+    logits_rows: Tensor
+    query_lengths: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+def pack_batch(entries: Sequence[BatchEntry], block_size: int, device: torch.device) -> StepBatch:
+    """Packs at least one entry; each must have a token, and a block table with room for its tokens."""
+    counts = np.array([len(entry.token_ids) for entry in entries], dtype=np.int64)
+    firsts = np.array([entry.first_position for entry in entries], dtype=np.int64)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    rows = np.repeat(np.arange(len(entries)), counts)
+    positions = np.arange(offsets[-1]) - offsets[rows] + firsts[rows]
+    tables = _pack_tables(entries)
+    slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    lengths = firsts + counts
+    wanted = np.array([entry.wants_logits for entry in entries], dtype=bool)
+    return StepBatch(
+        token_ids=torch.from_numpy(_concatenate(entries, offsets[-1])).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        slot_mapping=torch.from_numpy(slots).to(device),
+        query_offsets=torch.from_numpy(offsets.astype(np.int32)).to(device),
+        sequence_lengths=torch.from_numpy(lengths.astype(np.int32)).to(device),
+        block_tables=torch.from_numpy(tables).to(device),
+        logits_rows=torch.from_numpy(offsets[1:][wanted] - 1).to(device),
+        query_lengths=tuple(counts.tolist()),
+        lengths=tuple(lengths.tolist()),
+    )
+
+
+def _concatenate(entries: Sequence[BatchEntry], total: int) -> np.ndarray:
+    return np.fromiter((token_id for entry in entries for token_id in entry.token_ids), dtype=np.int64, count=total)
+
+
+def _pack_tables(entries: Sequence[BatchEntry]) -> np.ndarray:
+    """All block tables as one int32 array, which goes to the device in one copy."""
+    width = max(len(entry.block_table) for entry in entries)
+    tables = np.zeros((len(entries), width), dtype=np.int32)
+    for row, entry in enumerate(entries):
+        tables[row, : len(entry.block_table)] = entry.block_table
+    return tables

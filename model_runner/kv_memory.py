@@ -1,0 +1,61 @@
+"""How much K/V fits: bytes per token and per block, and how many blocks a memory budget buys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """The shape of one token's K/V. element_bytes is the size of the cache's dtype; block_size is in tokens."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    element_bytes: int
+    block_size: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K and V of all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.bytes_per_token * self.block_size
+
+    def blocks_for_tokens(self, num_tokens: int) -> int:
+        """Blocks that a pool needs to hold `num_tokens` of one sequence, the null block included."""
+        return -(-num_tokens // self.block_size) + 1
+
+    def blocks_for_budget(self, budget_bytes: int) -> int:
+        """Blocks that fit the budget, the null block included. Raises ValueError when none of them could be used."""
+        num_blocks = budget_bytes // self.bytes_per_block
+        if num_blocks < 2:
+            raise ValueError(
+                f"{describe_bytes(budget_bytes)} of KV cache memory hold {num_blocks} blocks of "
+                f"{describe_bytes(self.bytes_per_block)}, and at least 2 are needed (block 0 is the null block): give "
+                f"--kv-cache-memory {describe_bytes(2 * self.bytes_per_block)} or more."
+            )
+        return num_blocks
+
+    def describe(self, num_blocks: int) -> str:
+        """The arithmetic in one line, for the log."""
+        return (
+            f"2 (K, V) x {self.num_layers} layers x {self.num_kv_heads} KV heads x {self.head_dim} x "
+            f"{self.element_bytes} B = {self.bytes_per_token:,} B a token; x {self.block_size} = "
+            f"{describe_bytes(self.bytes_per_block)} a block; {num_blocks:,} blocks = "
+            f"{describe_bytes(num_blocks * self.bytes_per_block)}, of which {num_blocks - 1:,} usable hold "
+            f"{(num_blocks - 1) * self.block_size:,} tokens"
+        )
+
+
+def describe_bytes(count: int) -> str:
+    """A number of bytes in the largest unit that keeps it above 1: 50_331_648 is '48 MiB'."""
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value /= 1024
+        unit += 1
+    return f"{value:.4g} {_UNITS[unit]}"
