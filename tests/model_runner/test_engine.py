@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from kvmanager import KvManager
+from kvmanager.types import Append, PoolSpec
 from model_runner.books import BooksLost, BooksRefused, BooksUnreachable
 from model_runner.engine_types import DuplicateRequest, EngineState, EngineStopped, Failure, QueueFull
 from model_runner.request import FinishReason, SamplingParams
@@ -317,19 +318,17 @@ class TestRefusals:
             assert isinstance(harness.wait("b")[-1], Failure)
             assert harness.tokens("c") == answer([1], 8)
             assert harness.pool.occupancy().sequences == 1
-            harness.manager.pool("default").free([_end("b/0")])
+            harness.manager.pool("default").free([Append("b/0")])
 
 
-def _end(name):
-    from kvmanager.types import Append
-
-    return Append(name)
+def run_out_of_memory():
+    raise MemoryError("planted")
 
 
 class TestFaults:
     def test_a_failing_step_fails_its_requests_and_no_others(self):
         with Harness() as harness:
-            harness.executor.fail_at = 0
+            harness.executor.before_step[0] = run_out_of_memory
             harness.submit("a", [1])
             failure = harness.wait("a")[-1]
             assert isinstance(failure, Failure)
@@ -371,16 +370,13 @@ class TestFaults:
         books = UnreliableBooks(KvManager("boot"))
         prompt = prompt_of(9)
         with Harness(books=books, manager=books.manager) as harness:
+            harness.executor.before_step[5] = books.restart
             harness.submit("a", prompt, 40)
-            harness.wait_for("a", 5)
-            books.restart()
             assert harness.tokens("a") == answer(prompt, 40)
             harness.manager = books.manager
 
     def test_a_pool_of_other_facts_is_told(self):
         manager = KvManager("boot")
-        from kvmanager.types import PoolSpec
-
         manager.open_pool("default", PoolSpec(7, 8), "other")
         harness = Harness(manager=manager)
         harness.engine.start()
