@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from socketserver import BaseServer
+from socketserver import BaseServer, TCPServer, ThreadingMixIn
 from typing import TypeVar
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
 from prometheus_client import (
@@ -19,7 +21,7 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
-    start_http_server,
+    make_wsgi_app,
 )
 
 from services.addresses import TcpAddress, parse_tcp_address
@@ -29,6 +31,9 @@ T = TypeVar("T")
 
 SCRAPE_SECONDS = 5.0
 """How long a scrape waits for the event loop to say what it has."""
+
+_POLL_SECONDS = 0.05
+"""How soon the HTTP server sees that it is to stop."""
 
 
 def octavo_version() -> str:
@@ -94,8 +99,32 @@ def _serve_anywhere(registry: CollectorRegistry, host: str) -> MetricsServer:
 
 
 def _serve(registry: CollectorRegistry, address: TcpAddress) -> MetricsServer:
-    server, thread = start_http_server(address.port, address.host, registry)
+    kind = _Ipv6Server if ":" in address.host else _Server
+    server = make_server(address.host, address.port, make_wsgi_app(registry), kind, _SilentHandler)
+    thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
+    thread.start()
     return MetricsServer(str(TcpAddress(address.host, server.server_port)), server, thread)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """One thread for each scrape, so that a slow reader holds nobody up."""
+
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Binds without looking the host's name up, which may take seconds where no name server answers."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]
+        self.setup_environ()
+
+
+class _Ipv6Server(_Server):
+    address_family = socket.AF_INET6
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Scrapes are not worth a line each."""
 
 
 def _reason(error: OSError) -> str:
