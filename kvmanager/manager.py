@@ -27,10 +27,15 @@ class _Open:
 
 
 class KvManager:
-    """The pools of one process. `boot_id` tells this process's books from those of any other."""
+    """The pools of one process. `boot_id` tells this process's books from those of any other.
 
-    def __init__(self, boot_id: str) -> None:
+    Epochs count from `epoch_base`: a process that takes a higher one than those before it never gives out an epoch
+    that an earlier process gave, so that what is late from then is refused.
+    """
+
+    def __init__(self, boot_id: str, epoch_base: int = 0) -> None:
         self.boot_id = boot_id
+        self._epoch_base = epoch_base
         self._open: dict[str, _Open] = {}
         self._last_epoch: dict[str, int] = {}
 
@@ -48,7 +53,7 @@ class KvManager:
             if known.runner_id == runner_id:
                 return Opening(known.epoch, False, known.pool)
         pool = Pool(spec)
-        epoch = self._last_epoch.get(pool_id, 0) + 1
+        epoch = self._last_epoch.get(pool_id, self._epoch_base) + 1
         self._last_epoch[pool_id] = epoch
         self._open[pool_id] = _Open(epoch, runner_id, pool)
         return Opening(epoch, True, pool)

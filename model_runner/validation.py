@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -22,15 +21,18 @@ from model_runner.request import (
 
 MAX_TOP_K = 2**31 - 1
 MAX_SEED = 2**64 - 1
-_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the model and the pool can hold: tokens in the vocabulary, and in one sequence's K/V."""
+    """What the model, the pool and the scheduler can hold.
+
+    Tokens in the vocabulary and in one sequence's K/V; choices of one request, which all run at once.
+    """
 
     vocab_size: int
     max_sequence_tokens: int
+    max_choices: int = MAX_CHOICES
 
 
 class InvalidRequest(ValueError):
@@ -47,7 +49,7 @@ def validate(request: GenerateRequest, limits: Limits) -> None:
     _check_prompt(request.prompt_token_ids, limits)
     _check_sampling(request.sampling)
     _check_stop(request.stop, limits)
-    _check_range("num_choices", request.num_choices, 1, MAX_CHOICES)
+    _check_range("num_choices", request.num_choices, 1, min(MAX_CHOICES, limits.max_choices))
     if request.logprobs is not None:
         _check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     _check_bytes("cache_salt", request.cache_salt, MAX_SALT_BYTES)
@@ -57,11 +59,12 @@ def _check_request_id(request_id: str) -> None:
     if not request_id:
         raise InvalidRequest("request_id", "request_id is empty; give the request a name of 1 byte or more.")
     _check_bytes("request_id", request_id, MAX_REQUEST_ID_BYTES)
-    control = _CONTROL_CHARACTER.search(request_id)
-    if control:
+    # The books refuse such ids too, since they show them to people.
+    odd = next((index for index, character in enumerate(request_id) if not character.isprintable()), None)
+    if odd is not None:
         raise InvalidRequest(
             "request_id",
-            f"request_id has the control character U+{ord(control[0]):04X} at index {control.start()}; "
+            f"request_id has U+{ord(request_id[odd]):04X} at index {odd}, which cannot be printed; "
             "use printable characters only.",
         )
 

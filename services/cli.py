@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
+
+# grpc-core's own complaints would stand beside our one sentence. It reads this when it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import typer
 

@@ -168,6 +168,9 @@ class ModelRunnerSettings(ProcessSettings):
         json_schema_extra={"shown_default": "1GiB", "metavar": "BYTES"},
     )
     max_batched_tokens: WholeNumber = Field(512, ge=1, le=1 << 20, description="Tokens computed in one step, at most.")
+    prefill_chunk_tokens: WholeNumber = Field(
+        0, ge=0, le=1 << 20, description="Tokens of one prompt in one step, at most; 0: what the step has room for."
+    )
     max_sequences: WholeNumber = Field(64, ge=1, le=1 << 16, description="Sequences that run at a time, at most.")
     max_queued_requests: WholeNumber = Field(
         1024, ge=0, le=1 << 20, description="Requests that wait, at most; more are refused with RESOURCE_EXHAUSTED."

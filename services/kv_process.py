@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class RunningKvManager:
 
 async def start_kv_manager(settings: KvManagerSettings) -> RunningKvManager:
     """Binds and serves on the running event loop. Raises StartupError."""
-    manager = KvManager(uuid.uuid4().hex)
+    manager = KvManager(uuid.uuid4().hex, epoch_base=int(time.time()))
     registry = new_registry("kv-manager")
     read = on_loop(asyncio.get_running_loop(), lambda: pool_readings(manager))
     registry.register(BooksCollector(read))

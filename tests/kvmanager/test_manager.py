@@ -48,6 +48,14 @@ def test_epochs_go_on_after_a_pool_is_closed():
     assert manager.open_pool("p", PoolSpec(5, 8), "runner-1").epoch == 2
 
 
+def test_a_later_process_never_gives_out_an_earlier_epoch():
+    before, after = KvManager("boot-1", epoch_base=100), KvManager("boot-2", epoch_base=200)
+    late = before.open_pool("p", SPEC, "runner-1").epoch
+    after.open_pool("p", SPEC, "runner-2")
+    with pytest.raises(StaleEpoch, match="in epoch 201, the caller speaks for epoch 101"):
+        after.pool("p", late)
+
+
 def test_pools_do_not_see_each_other():
     manager = KvManager("boot")
     manager.open_pool("p", SPEC, "r").pool.allocate("a", [1])

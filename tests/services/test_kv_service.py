@@ -26,18 +26,18 @@ def stub(tmp_path: Path) -> Iterator[Any]:
 
 def test_opening_again_with_the_same_facts_changes_nothing(stub: Any) -> None:
     first = stub.OpenPool(pb.OpenPoolRequest(spec=SPEC, runner_id="r"))
-    assert (first.epoch, first.created, first.occupancy.usable_blocks) == (1, True, 8)
+    assert (first.created, first.occupancy.usable_blocks) == (True, 8)
     stub.Allocate(pb.AllocateRequest(sequence_id="a", token_ids=[1]))
     again = stub.OpenPool(pb.OpenPoolRequest(pool_id="default", spec=SPEC, runner_id="r"))
-    assert (again.epoch, again.created, again.boot_id) == (1, False, first.boot_id)
+    assert (again.epoch, again.created, again.boot_id) == (first.epoch, False, first.boot_id)
     assert again.occupancy.sequences == 1
 
 
 def test_another_runner_starts_empty_under_the_next_epoch(stub: Any) -> None:
-    stub.OpenPool(pb.OpenPoolRequest(spec=SPEC, runner_id="r"))
+    first = stub.OpenPool(pb.OpenPoolRequest(spec=SPEC, runner_id="r"))
     stub.Allocate(pb.AllocateRequest(sequence_id="a", token_ids=[1]))
     second = stub.OpenPool(pb.OpenPoolRequest(spec=SPEC, runner_id="other"))
-    assert (second.epoch, second.created, second.occupancy.sequences) == (2, True, 0)
+    assert (second.epoch, second.created, second.occupancy.sequences) == (first.epoch + 1, True, 0)
 
 
 def test_a_sequence_from_its_prompt_to_its_end(stub: Any) -> None:

@@ -35,7 +35,7 @@ def blocks(found: dict[Any, float]) -> dict[str, float]:
 def test_the_books_are_shown_while_idle(tmp_path: Path) -> None:
     with running_kv_manager(kv_settings(tmp_path)) as running, kv_stub(running.address) as stub:
         spec = pb.PoolSpec(num_blocks=9, block_size=4, bytes_per_block=64, model_fingerprint="m")
-        stub.OpenPool(pb.OpenPoolRequest(spec=spec, runner_id="r"))
+        epoch = stub.OpenPool(pb.OpenPoolRequest(spec=spec, runner_id="r")).epoch
         # a: 10 tokens in 3 blocks, all computed; then forked, and both write: one copy of the tail of 2 tokens.
         stub.Allocate(pb.AllocateRequest(sequence_id="a", token_ids=range(10)))
         stub.Append(pb.AppendRequest(appends=[pb.SequenceAppend(sequence_id="a", computed_tokens=10)]))
@@ -69,7 +69,13 @@ def test_the_books_are_shown_while_idle(tmp_path: Path) -> None:
         "allocation_failures_total": 1,
         "unknown_frees_total": 1,
     }
-    facts = {"num_blocks": "9", "block_size": "4", "bytes_per_block": "64", "model_fingerprint": "m", "epoch": "1"}
+    facts = {
+        "num_blocks": "9",
+        "block_size": "4",
+        "bytes_per_block": "64",
+        "model_fingerprint": "m",
+        "epoch": str(epoch),
+    }
     assert found["octavo_kv_pool_info", tuple(sorted((facts | {"pool": "default"}).items()))] == 1
     service = ("service", "octavo.kv.v1.KvManagerService")
     count = "octavo_rpc_duration_seconds_count"

@@ -1,0 +1,185 @@
+"""From settings to a model that is ready to run: device, threads, weights, K/V memory, attention backend."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+import torch
+from octavo.runner.v1 import model_runner_pb2 as pb
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from model_runner.attention import AttentionBackend, AttentionShape, create_backend
+from model_runner.books import PoolFacts
+from model_runner.engine_types import EngineOptions
+from model_runner.errors import ModelLoadError
+from model_runner.executor import TorchExecutor
+from model_runner.kv_memory import KvMemory, describe_bytes
+from model_runner.loading import LoadedModel, demo_model_path, load_model
+from model_runner.scheduler import SchedulerLimits
+from model_runner.tokenizer import Tokenizer
+from model_runner.validation import Limits
+from services.config import ModelRunnerSettings
+from services.cpus import usable_cpus
+from services.errors import StartupError
+
+log = structlog.get_logger()
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A loaded model with its physical cache, and the limits that follow from both."""
+
+    loaded: LoadedModel
+    backend: AttentionBackend
+    executor: TorchExecutor
+    memory: KvMemory
+    options: EngineOptions
+    limits: Limits
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.loaded.tokenizer
+
+    def describe(self, pool_id: str) -> pb.GetModelResponse:
+        """What GetModel answers."""
+        facts = self.options.facts
+        return pb.GetModelResponse(
+            model=self.loaded.name,
+            architecture=self.loaded.config.architecture,
+            vocab_size=self.limits.vocab_size,
+            max_sequence_tokens=self.limits.max_sequence_tokens,
+            eos_token_ids=sorted(self.options.eos_token_ids),
+            has_chat_template=self.tokenizer.chat_template is not None,
+            weights_dtype=_dtype_name(self.loaded.weights_dtype),
+            kv_dtype=_dtype_name(self.backend.shape.dtype),
+            attention_backend=self.backend.name,
+            block_size=facts.block_size,
+            num_blocks=facts.num_blocks,
+            kv_bytes_per_token=self.memory.bytes_per_token,
+            pool_id=pool_id,
+        )
+
+
+def set_up_model(settings: ModelRunnerSettings) -> Setup:
+    """Loads the model and allocates its cache; blocks for seconds. Raises StartupError with one sentence."""
+    device = _device(settings.device)
+    torch.set_num_threads(settings.num_threads or usable_cpus())
+    try:
+        with _progress("Loading weights") as on_progress:
+            loaded = load_model(
+                settings.model or demo_model_path(),
+                weights_dtype=settings.weights_dtype,
+                device=device,
+                name=settings.model_name,
+                on_progress=on_progress,
+            )
+    except ModelLoadError as error:
+        raise StartupError(str(error)) from None
+    return _with_cache(settings, loaded, device)
+
+
+def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torch.device) -> Setup:
+    config = loaded.config
+    kv_dtype = _DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
+    memory = KvMemory(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype.itemsize, settings.block_size)
+    num_blocks = _num_blocks(settings, memory)
+    log.info("kv cache", arithmetic=memory.describe(num_blocks))
+    backend = _backend(settings.attention_backend, loaded, memory, num_blocks, kv_dtype, device)
+    log.info(
+        "model is loaded",
+        model=loaded.name,
+        weights=_dtype_name(loaded.weights_dtype),
+        kv=_dtype_name(kv_dtype),
+        device=str(device),
+        threads=torch.get_num_threads(),
+        attention=backend.name,
+    )
+    scheduling = SchedulerLimits(
+        block_size=settings.block_size,
+        max_sequences=settings.max_sequences,
+        max_batched_tokens=settings.max_batched_tokens,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens,
+    )
+    longest = min(config.max_position_embeddings, (num_blocks - 1) * settings.block_size)
+    fingerprint = f"{loaded.name}:{loaded.fingerprint}:{_dtype_name(kv_dtype)}"
+    options = EngineOptions(
+        facts=PoolFacts(num_blocks, settings.block_size, memory.bytes_per_block, fingerprint),
+        limits=scheduling,
+        max_sequence_tokens=longest,
+        eos_token_ids=frozenset(config.eos_token_ids) | frozenset(loaded.tokenizer.eos_token_ids),
+        max_queued_requests=settings.max_queued_requests,
+    )
+    return Setup(
+        loaded=loaded,
+        backend=backend,
+        executor=TorchExecutor(loaded.model, backend, settings.block_size, device),
+        memory=memory,
+        options=options,
+        limits=Limits(config.vocab_size, longest, scheduling.slots),
+    )
+
+
+def _num_blocks(settings: ModelRunnerSettings, memory: KvMemory) -> int:
+    if settings.num_blocks is not None:
+        return settings.num_blocks
+    try:
+        return memory.blocks_for_budget(settings.kv_cache_memory)
+    except ValueError as error:
+        raise StartupError(str(error)) from None
+
+
+def _backend(
+    name: str, loaded: LoadedModel, memory: KvMemory, num_blocks: int, dtype: torch.dtype, device: torch.device
+) -> AttentionBackend:
+    config = loaded.config
+    shape = AttentionShape(
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=memory.block_size,
+        num_blocks=num_blocks,
+        dtype=dtype,
+        device=device,
+        sliding_window=config.sliding_window,
+    )
+    try:
+        return create_backend(name, shape)
+    except ValueError as error:
+        raise StartupError(f"--attention-backend: {error}.") from None
+    except RuntimeError:
+        # What torch says when it gets no memory.
+        raise StartupError(
+            f"No memory for {num_blocks} KV blocks of {describe_bytes(memory.bytes_per_block)} each; give fewer by "
+            "--num-blocks or --kv-cache-memory."
+        ) from None
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    except RuntimeError:
+        raise StartupError(f"--device {name!r} is no device; use auto, cpu, cuda or cuda:N.") from None
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise StartupError(f"--device {name!r} is not there; this torch has {'cuda, ' * torch.cuda.is_available()}cpu.")
+    return device
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr that shows bytes done; where stderr is no terminal, one line at the end."""
+    columns = (TextColumn(title), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
