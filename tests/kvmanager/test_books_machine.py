@@ -11,7 +11,7 @@ from tests.kvmanager.books_machine import BooksMachine
 
 THOROUGH = settings(max_examples=150, stateful_step_count=40, deadline=None)
 SEARCH = settings(
-    max_examples=400,
+    max_examples=4000,
     stateful_step_count=40,
     deadline=None,
     database=None,
