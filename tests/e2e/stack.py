@@ -1,0 +1,207 @@
+"""Real services as real processes, on sockets in a directory of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from octavo.kv.v1 import kv_manager_pb2 as kv_pb
+from octavo.kv.v1 import kv_manager_pb2_grpc
+
+from services.channels import open_channel
+from services.client import Client
+from tests.services.kv_support import clean_environment, scrape
+
+PATIENCE_SECONDS = 120
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def octavo(*arguments: str) -> list[str]:
+    """A command line of the octavo command."""
+    return [sys.executable, "-m", "services.cli", *arguments]
+
+
+def run_octavo(*arguments: str, timeout: float = PATIENCE_SECONDS, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end."""
+    return subprocess.run(
+        octavo(*arguments), capture_output=True, text=True, timeout=timeout, env=clean_environment(**env), check=False
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Process:
+    """A service in a child process; its output goes to a file."""
+
+    def __init__(self, directory: Path, name: str, *arguments: str) -> None:
+        self.log_path = directory / f"{name}-{time.monotonic_ns()}.log"
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                octavo(name, *arguments), stdout=log, stderr=subprocess.STDOUT, env=clean_environment()
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def health_of(address: str, service: str = "") -> int | None:
+    """The status that grpc.health.v1 tells; None when nobody answers."""
+    with open_channel(address) as channel:
+        try:
+            return (
+                health_pb2_grpc.HealthStub(channel)
+                .Check(health_pb2.HealthCheckRequest(service=service), timeout=2)
+                .status
+            )
+        except grpc.RpcError:
+            return None
+
+
+def wait_until(what: str, condition: Any, process: Process | None = None) -> None:
+    """Polls until `condition()` is true; fails at once when the process has ended."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        ended = process is not None and process.process.poll() is not None
+        if ended or time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not happen\n{process.log if process else ''}")
+        time.sleep(0.05)
+
+
+class Stack:
+    """A KV manager and a model runner. The runner serves SmolLM2 in float32 unless told otherwise."""
+
+    def __init__(self, directory: Path, *runner_arguments: str) -> None:
+        self.directory = directory
+        self.kv_address = f"unix:{directory}/kv.sock"
+        self.runner_address = f"unix:{directory}/runner.sock"
+        self.kv_metrics = f"127.0.0.1:{free_port()}"
+        self.runner_metrics = f"127.0.0.1:{free_port()}"
+        self._runner_arguments = runner_arguments
+        self.manager: Process | None = None
+        self.runner: Process | None = None
+
+    def start_manager(self) -> Process:
+        self.manager = Process(
+            self.directory, "kv-manager", "--kv-address", self.kv_address, "--kv-metrics-address", self.kv_metrics
+        )
+        return self.manager
+
+    def start_runner(self) -> Process:
+        self.runner = Process(
+            self.directory,
+            "model-runner",
+            *("--kv-address", self.kv_address, "--runner-address", self.runner_address),
+            *("--runner-metrics-address", self.runner_metrics, "--weights-dtype", "float32"),
+            *self._runner_arguments,
+        )
+        return self.runner
+
+    def start(self) -> Stack:
+        self.start_manager()
+        runner = self.start_runner()
+        wait_until("serving", lambda: health_of(self.runner_address) == SERVING, runner)
+        return self
+
+    def stop(self) -> None:
+        for process in (self.runner, self.manager):
+            if process is not None:
+                process.stop()
+
+    def client(self) -> Client:
+        return Client(self.runner_address, timeout=PATIENCE_SECONDS)
+
+    @contextmanager
+    def kv(self) -> Iterator[kv_manager_pb2_grpc.KvManagerServiceStub]:
+        with open_channel(self.kv_address) as channel:
+            yield kv_manager_pb2_grpc.KvManagerServiceStub(channel)
+
+    def pool(self) -> kv_pb.GetPoolResponse:
+        with self.kv() as stub:
+            return stub.GetPool(kv_pb.GetPoolRequest(), timeout=10)
+
+    def reset_cache(self) -> None:
+        with self.kv() as stub:
+            stub.ResetCache(kv_pb.ResetCacheRequest(), timeout=10)
+
+    def assert_nothing_held(self) -> None:
+        """Every block is free or cached, the books are right, and no request is listed."""
+        with self.client() as client:
+            wait_until("the last request's end", lambda: not client.requests())
+        occupancy = self.pool().occupancy
+        assert (occupancy.held_blocks, occupancy.sequences) == (0, 0)
+        assert occupancy.free_blocks + occupancy.cached_blocks == occupancy.usable_blocks
+        checked = run_octavo("check", "--kv-address", self.kv_address)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+    def kv_samples(self) -> dict[str, float]:
+        return _by_text(scrape(self.kv_metrics))
+
+    def runner_samples(self) -> dict[str, float]:
+        return _by_text(scrape(self.runner_metrics))
+
+
+def _by_text(found: dict[tuple[str, tuple[tuple[str, str], ...]], float]) -> dict[str, float]:
+    """Samples keyed as they are written: name{label="value"}."""
+    return {
+        name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels) + "}" if labels else ""): value
+        for (name, labels), value in found.items()
+    }
+
+
+@contextmanager
+def running_stack(directory: Path, *runner_arguments: str) -> Iterator[Stack]:
+    """Both services, stopped at the end."""
+    stack = Stack(directory, *runner_arguments)
+    try:
+        yield stack.start()
+    finally:
+        stack.stop()
+
+
+def golden_items() -> list[dict[str, Any]]:
+    """Prompts with outputs of the same weights, recorded from another implementation."""
+    path = Path(__file__).parents[1] / "data" / "golden_smollm2.json"
+    return json.loads(path.read_text())["items"]
+
+
+def assert_kill(process: Process) -> None:
+    """kill -9."""
+    os.kill(process.process.pid, signal.SIGKILL)
+    process.process.wait()

@@ -1,0 +1,211 @@
+"""Bad input at a live server: the right code, a sentence with the numbers, and no effect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from octavo.kv.v1 import kv_manager_pb2 as kv_pb
+from octavo.runner.v1 import model_runner_pb2 as pb
+from octavo.runner.v1 import model_runner_pb2_grpc
+
+from services.channels import open_channel
+from services.client import Client, OctavoError
+from services.errors import rpc_error_details
+from tests.e2e.stack import PATIENCE_SECONDS, Stack, running_stack
+
+USABLE_BLOCKS = 20
+CAPACITY = USABLE_BLOCKS * 16
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    directory = tmp_path_factory.mktemp("bad")
+    with running_stack(directory, "--num-blocks", str(USABLE_BLOCKS + 1), "--max-sequences", "8") as stack:
+        yield stack
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[Client]:
+    """A client; after each test nothing is held and the server still answers."""
+    with stack.client() as client:
+        yield client
+        assert len(list(client.generate([504], max_tokens=1))) == 1
+    stack.assert_nothing_held()
+
+
+def text_of_size(count: int) -> str:
+    return "a" * count
+
+
+BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "empty text": ({"prompt": ""}, "prompt_token_ids", "at least 1"),
+    "no token ids": ({"prompt": []}, "prompt_token_ids", "at least 1"),
+    "too long for the pool": ({"prompt": [504] * (CAPACITY + 1)}, "prompt_token_ids", f"{CAPACITY + 1} .* {CAPACITY}"),
+    "far too long": ({"prompt": [504] * 100_000}, "prompt_token_ids", f"100000 .* {CAPACITY}"),
+    "token outside the vocabulary": ({"prompt": [1, 49152]}, "prompt_token_ids", "49152.*49151"),
+    "largest token id": ({"prompt": [2**32 - 1]}, "prompt_token_ids", "4294967295"),
+    "no messages": ({"chat": []}, "chat.messages", "at least 1"),
+    "negative temperature": ({"temperature": -0.5}, "temperature", "-0.5"),
+    "NaN temperature": ({"temperature": math.nan}, "temperature", "nan"),
+    "infinite temperature": ({"temperature": math.inf}, "temperature", "inf"),
+    "huge temperature": ({"temperature": 1e30}, "temperature", "100"),
+    "top_p 0": ({"top_p": 0.0}, "top_p", "0"),
+    "top_p above 1": ({"top_p": 1.5}, "top_p", "1.5"),
+    "NaN top_p": ({"top_p": math.nan}, "top_p", "nan"),
+    "negative top_k": ({"top_k": -1}, "top_k", "-1"),
+    "min_p above 1": ({"min_p": 2.0}, "min_p", "2"),
+    "NaN min_p": ({"min_p": math.nan}, "min_p", "nan"),
+    "max_tokens 0": ({"max_tokens": 0}, "max_tokens", "0"),
+    "negative max_tokens": ({"max_tokens": -5}, "max_tokens", "-5"),
+    "10,000 stop strings": ({"stop": [f"s{n}" for n in range(10_000)]}, "stop_strings", "10000.*64"),
+    "empty stop string": ({"stop": [""]}, "stop_strings", "empty"),
+    "huge stop string": ({"stop": ["x" * 5000]}, "stop_strings", "5000.*1024"),
+    "stop token outside the vocabulary": ({"stop_token_ids": [50_000]}, "stop_token_ids", "50000"),
+    "negative n": ({"n": -1}, "num_choices", "-1"),
+    "more choices than may run": ({"n": 9}, "num_choices", "9.*8"),
+    "too many logprobs": ({"logprobs": 101}, "logprobs", "101.*100"),
+    "negative logprobs": ({"logprobs": -1}, "logprobs", "-1"),
+    "long salt": ({"cache_salt": "s" * 129}, "cache_salt", "129"),
+    "long request id": ({"request_id": "r" * 129}, "request_id", "129"),
+    "unprintable request id": ({"request_id": "a\u200bb"}, "request_id", "U\\+200B"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REQUESTS)
+def test_a_bad_request_is_refused_with_the_numbers(client: Client, name: str) -> None:
+    options, field, sentence = BAD_REQUESTS[name]
+    prompt = options.get("prompt", None if "chat" in options else [504])
+    rest = {key: value for key, value in options.items() if key != "prompt"}
+    with pytest.raises(OctavoError, match=f"(?s){sentence}") as caught:
+        list(client.generate(prompt, **{"max_tokens": 4, **rest}))
+    assert (caught.value.code, caught.value.reason) == ("INVALID_ARGUMENT", "INVALID_REQUEST")
+    details = rpc_error_details(caught.value.__context__)
+    bad = next(each for each in details if isinstance(each, error_details_pb2.BadRequest))
+    assert bad.field_violations[0].field == field
+
+
+def test_a_prompt_that_fits_exactly_runs(client: Client) -> None:
+    chunks = list(client.generate([504] * CAPACITY))
+    assert len(chunks) == 1
+    assert chunks[0].finish_reason is not None
+    assert chunks[0].finish_reason.value == "length"
+
+
+def test_a_request_without_a_prompt(stack: Stack, client: Client) -> None:
+    with open_channel(stack.runner_address) as channel:
+        stub = model_runner_pb2_grpc.ModelRunnerServiceStub(channel)
+        with pytest.raises(grpc.RpcError, match="no prompt") as caught:
+            list(stub.Generate(pb.GenerateRequest(), timeout=PATIENCE_SECONDS))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_an_unknown_model(client: Client) -> None:
+    with pytest.raises(OctavoError, match="'gpt-9' is not served here; the model is 'SmolLM2-135M-Instruct'") as caught:
+        list(client.generate([1], model="gpt-9"))
+    assert (caught.value.code, caught.value.reason) == ("NOT_FOUND", "UNKNOWN_MODEL")
+    assert len(list(client.generate([1], model="SmolLM2-135M-Instruct", max_tokens=1))) == 1
+
+
+def test_a_message_of_100_mb(client: Client) -> None:
+    with pytest.raises(OctavoError, match="16777216") as caught:
+        list(client.generate(text_of_size(100_000_000)))
+    assert caught.value.code == "RESOURCE_EXHAUSTED"
+
+
+def test_a_live_request_id(client: Client) -> None:
+    first = client.generate([504], request_id="twice", ignore_eos=True)
+    next(first)
+    with pytest.raises(OctavoError, match="'twice' is live already") as caught:
+        list(client.generate([504], request_id="twice", max_tokens=1))
+    assert caught.value.code == "ALREADY_EXISTS"
+    first.close()
+
+
+def test_detokenize_and_abort(client: Client) -> None:
+    with pytest.raises(OctavoError, match="Token id 60000 at index 1") as caught:
+        client.detokenize([1, 60_000])
+    assert caught.value.code == "INVALID_ARGUMENT"
+    with pytest.raises(OctavoError, match="at least one"):
+        client.abort()
+    assert client.abort("nobody") == (0, 1)
+
+
+def _calls() -> dict[str, tuple[Callable[[Any], Any], grpc.StatusCode, str]]:
+    spec = kv_pb.PoolSpec
+    return {
+        "unknown pool": (
+            lambda s: s.GetPool(kv_pb.GetPoolRequest(pool_id="nope")),
+            grpc.StatusCode.NOT_FOUND,
+            "'nope'",
+        ),
+        "unknown sequence": (
+            lambda s: s.GetBlockTable(kv_pb.GetBlockTableRequest(sequence_id="nope")),
+            grpc.StatusCode.NOT_FOUND,
+            "'nope'",
+        ),
+        "fork of an unknown parent": (
+            lambda s: s.Fork(kv_pb.ForkRequest(parent_id="nope", child_ids=["c"])),
+            grpc.StatusCode.NOT_FOUND,
+            "'nope'",
+        ),
+        "never fits": (
+            lambda s: s.Allocate(kv_pb.AllocateRequest(sequence_id="x", token_ids=[1] * (CAPACITY + 1))),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"{CAPACITY + 1} tokens needs 21 blocks",
+        ),
+        "pools of 0 and 1 blocks": (
+            lambda s: s.OpenPool(
+                kv_pb.OpenPoolRequest(pool_id="p", runner_id="r", spec=spec(num_blocks=1, block_size=16))
+            ),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "not 1",
+        ),
+        **{
+            f"block size {size}": (
+                lambda s, size=size: s.OpenPool(
+                    kv_pb.OpenPoolRequest(pool_id="p", runner_id="r", spec=spec(num_blocks=9, block_size=size))
+                ),
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"not {size}",
+            )
+            for size in (0, -1, 3, 2**31)
+        },
+        "other facts": (
+            lambda s: s.OpenPool(kv_pb.OpenPoolRequest(runner_id="r", spec=spec(num_blocks=9, block_size=8))),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "block_size 16 .asked for 8",
+        ),
+        "stale epoch": (
+            lambda s: s.Allocate(kv_pb.AllocateRequest(epoch=1, sequence_id="x", token_ids=[1])),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "epoch 1",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", _calls())
+def test_the_kv_manager_refuses(stack: Stack, client: Client, name: str) -> None:
+    call, code, sentence = _calls()[name]
+    with stack.kv() as stub, pytest.raises(grpc.RpcError, match=sentence) as caught:
+        call(stub)
+    assert caught.value.code() is code
+    assert any(isinstance(each, error_details_pb2.ErrorInfo) for each in rpc_error_details(caught.value))
+
+
+def test_an_id_that_exists_and_one_that_is_unknown(stack: Stack, client: Client) -> None:
+    with stack.kv() as stub:
+        request = kv_pb.AllocateRequest(sequence_id="by hand", token_ids=[1, 2, 3])
+        stub.Allocate(request)
+        with pytest.raises(grpc.RpcError, match="'by hand' lives already") as caught:
+            stub.Allocate(request)
+        assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+        before = stub.GetPool(kv_pb.GetPoolRequest()).totals.unknown_frees
+        ids = [kv_pb.SequenceAppend(sequence_id=name) for name in ("by hand", "nobody")]
+        answer = stub.Free(kv_pb.FreeRequest(sequences=ids))
+        assert (answer.freed_sequences, answer.unknown_sequences) == (1, 1)
+        assert stub.GetPool(kv_pb.GetPoolRequest()).totals.unknown_frees == before + 1
