@@ -1,0 +1,39 @@
+"""What the tests of the model runner share: the demo model, loaded once, and the models in tests/data/."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model_runner.loading import LoadedModel, demo_model_path, load_model
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_threads() -> None:
+    """One thread for each CPU that this process may use: more would wait for each other."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+
+@pytest.fixture(scope="session")
+def smollm2(torch_threads: None) -> LoadedModel:
+    """SmolLM2-135M-Instruct in float32 on the CPU."""
+    return load_model(demo_model_path())
+
+
+@pytest.fixture(scope="session")
+def golden_smollm2() -> list[dict[str, Any]]:
+    """20 prompts with what an independent implementation makes of them."""
+    return json.loads((DATA / "golden_smollm2.json").read_text())["items"]
+
+
+@pytest.fixture(scope="session")
+def tiny_models() -> Path:
+    """The folder with small random models of each family, made by make_tiny_models.py."""
+    return DATA / "tiny"
