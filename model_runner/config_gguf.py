@@ -30,7 +30,7 @@ def config_from_gguf(reader: GgufFile) -> ModelConfig:
         vocab_size=_vocab_size(reader),
         hidden_size=hidden_size,
         intermediate_size=fields.count(f"{name}.feed_forward_length"),
-        num_layers=fields.count(f"{name}.block_count"),
+        num_layers=_num_layers(reader, fields, f"{name}.block_count"),
         num_heads=num_heads,
         num_kv_heads=fields.count(f"{name}.attention.head_count_kv", default=num_heads),
         head_dim=_head_dim(fields, name, hidden_size, num_heads),
@@ -64,6 +64,14 @@ def _refuse_unsupported(reader: GgufFile, fields: Fields, name: str) -> None:
     for tensor in ("blk.0.attn_output.bias", "blk.0.ffn_down.bias"):
         if tensor in reader.tensors:
             raise ModelLoadError(f"{path}: the tensor {tensor} is not supported.")
+
+
+def _num_layers(reader: GgufFile, fields: Fields, key: str) -> int:
+    count = fields.count(key)
+    # Checked here, since names are made for as many layers as this says.
+    if f"blk.{count - 1}.attn_norm.weight" not in reader.tensors:
+        raise ModelLoadError(f"{reader.path}: {key} is {count}, and there are no tensors of layer {count - 1}.")
+    return count
 
 
 def _vocab_size(reader: GgufFile) -> int:

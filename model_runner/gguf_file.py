@@ -185,6 +185,8 @@ def _read_tensor(cursor: _Cursor) -> tuple[str, GgufTensor]:
     if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
         raise ModelLoadError(f"{cursor.path} is corrupt: tensor {name!r} has {num_dimensions} dimensions.")
     shape = tuple(reversed([cursor.u64() for _ in range(num_dimensions)]))
+    if 0 in shape:
+        raise ModelLoadError(f"{cursor.path} is corrupt: tensor {name!r} has the shape {list(shape)}.")
     number, offset = cursor.u32(), cursor.u64()
     try:
         kind = GGMLQuantizationType(number)
