@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from model_runner.config import Architecture, ModelConfig, RopeScaling, checked, head_dim_of, window_in_use
 from model_runner.errors import ModelLoadError
 from model_runner.fields import Fields
@@ -56,7 +54,7 @@ def end_token_ids(fields: Fields) -> tuple[int, ...]:
 
 def _refuse_unsupported(reader: GgufFile, fields: Fields, name: str) -> None:
     """Refuses variants that would load, and compute something else."""
-    path: Path = reader.path
+    path = reader.path
     if fields.get(f"{name}.expert_count"):
         raise ModelLoadError(f"{path}: mixtures of experts are not supported.")
     if (fields.get("split.count") or 1) != 1:

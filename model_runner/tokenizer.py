@@ -26,11 +26,8 @@ class Tokenizer:
         self.backend = backend
         self.eos_token_ids = tuple(eos_token_ids)
         self.chat_template = chat_template
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the highest token id."""
-        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        # One more than the highest id: ids may have gaps.
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; special tokens written out in the text are taken as such.

@@ -22,6 +22,7 @@ from model_runner.config_hf import config_from_hf
 from model_runner.errors import ModelLoadError
 from model_runner.gguf_file import GgufFile
 from model_runner.gguf_weights import GgufWeights
+from model_runner.loading import load_model
 from model_runner.models.decoder import Decoder
 from model_runner.weights import SafetensorsWeights
 from tests.model_runner.gguf_maker import tiny_metadata, tiny_tensors, write_gguf
@@ -301,14 +302,6 @@ def test_no_safetensors_at_all(tmp_path: Path) -> None:
         SafetensorsWeights(tmp_path)
 
 
-def load_whole(file: Path) -> None:
-    reader = GgufFile(file)
-    config = config_from_gguf(reader)
-    weights = GgufWeights(reader, config)
-    for name in weights.names():
-        weights.load(name)
-
-
 def test_gguf_with_flipped_header_bytes_loads_or_is_refused(llama_gguf: Path, tmp_path: Path) -> None:
     """Whatever one byte says: never a foreign exception, and no loop up to a damaged number."""
     original, dice = llama_gguf.read_bytes(), random.Random(5)
@@ -319,7 +312,7 @@ def test_gguf_with_flipped_header_bytes_loads_or_is_refused(llama_gguf: Path, tm
         file = tmp_path / "flipped.gguf"
         file.write_bytes(original[:position] + bytes([value]) + original[position + 1 :])
         try:
-            load_whole(file)
+            load_model(file)
         except ModelLoadError:
             refused += 1
     assert refused > 40
