@@ -1,0 +1,310 @@
+"""The octavo command as people and programs use it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.stack import (
+    PATIENCE_SECONDS,
+    SERVING,
+    Process,
+    Stack,
+    free_port,
+    golden_items,
+    health_of,
+    octavo,
+    run_octavo,
+    running_stack,
+    wait_until,
+)
+from tests.services.kv_support import clean_environment
+
+CLEAR = next(item for item in golden_items() if min(item["gaps"]) > 0.4)
+CHAT = golden_items()[11]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("commands")) as stack:
+        yield stack
+
+
+def generate(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_octavo("generate", *arguments, "--address", stack.runner_address)
+
+
+def json_lines(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+class TestGenerate:
+    def test_text_streams_and_ends_with_a_line_of_figures(self, stack: Stack) -> None:
+        done = generate(stack, CLEAR["prompt"], "--max-tokens", "48", "--ignore-eos")
+        assert done.returncode == 0
+        assert done.stdout == CLEAR["text"] + "\n"
+        prompt = len(CLEAR["prompt_token_ids"])
+        assert re.fullmatch(
+            rf"{prompt} prompt tokens, \d+ cached, TTFT \d+ ms, 48 tokens at [\d.]+ tokens/s\n", done.stderr
+        )
+
+    def test_json_lines_and_the_whole_answer_last(self, stack: Stack) -> None:
+        ids = ",".join(map(str, CLEAR["prompt_token_ids"]))
+        lines = json_lines(generate(stack, "--token-ids", ids, "--max-tokens", "48", "--ignore-eos", "--json").stdout)
+        *chunks, last = lines
+        assert last["token_ids"] == CLEAR["output_ids"]
+        assert last["text"] == CLEAR["text"] == "".join(chunk["text"] for chunk in chunks)
+        assert last["finish_reason"] == "length"
+        assert last["usage"]["prompt_tokens"] == len(CLEAR["prompt_token_ids"])
+        assert last["usage"]["output_tokens"] == 48
+        assert [token_id for chunk in chunks for token_id in chunk["token_ids"]] == CLEAR["output_ids"]
+
+    def test_chat_goes_through_the_models_template(self, stack: Stack) -> None:
+        message = CHAT["messages"][-1]["content"]
+        last = json_lines(generate(stack, message, "--chat", "--max-tokens", "48", "--ignore-eos", "--json").stdout)[-1]
+        assert last["usage"]["prompt_tokens"] == len(CHAT["prompt_token_ids"])
+        assert last["token_ids"] == CHAT["output_ids"]
+
+    def test_a_seed_repeats_and_choices_differ(self, stack: Stack) -> None:
+        options = ("--temperature", "0.9", "--top-p", "0.95", "--seed", "3", "--n", "3", "--max-tokens", "12", "--json")
+        first, second = (json_lines(generate(stack, "Once upon", *options).stdout)[-1] for _ in range(2))
+        texts = [choice["text"] for choice in first["choices"]]
+        assert texts == [choice["text"] for choice in second["choices"]]
+        assert len(set(texts)) == 3
+        assert first["text"] == texts[0]
+
+    def test_stop_and_logprobs(self, stack: Stack) -> None:
+        stop = CLEAR["text"][10:13]
+        options = ("--stop", stop, "--max-tokens", "48", "--ignore-eos", "--logprobs", "2", "--json")
+        *chunks, last = json_lines(generate(stack, CLEAR["prompt"], *options).stdout)
+        assert last["text"] == CLEAR["text"][: CLEAR["text"].index(stop)]
+        assert last["finish_reason"] == "stop"
+        for chunk, recorded in zip(chunks, CLEAR["logprobs"], strict=False):
+            assert chunk["logprobs"][0]["logprob"] == pytest.approx(recorded, abs=1e-3)
+
+    def test_options_come_from_the_environment_too(self, stack: Stack) -> None:
+        done = run_octavo("generate", "a", "--json", OCTAVO_RUNNER_ADDRESS=stack.runner_address, OCTAVO_MAX_TOKENS="3")
+        assert len(json_lines(done.stdout)[-1]["token_ids"]) == 3
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            ((), "Give either a text or --token-ids."),
+            (("a", "--token-ids", "1"), "Give either a text or --token-ids."),
+            (("--token-ids", "1,x"), "'1,x' must be whole numbers"),
+            (("--token-ids", "-1"), "cannot be sent"),
+            (("a", "--max-tokens", "0"), "INVALID_ARGUMENT"),
+            (("a", "--top-p", "0"), "top_p is 0.0"),
+            (("a", "--temperature", "nan"), "temperature is nan"),
+            (("",), "The prompt is empty"),
+        ],
+    )
+    def test_what_cannot_be_done_is_one_line_and_exit_code_2(
+        self, stack: Stack, arguments: tuple[str, ...], sentence: str
+    ) -> None:
+        done = generate(stack, *arguments)
+        assert done.returncode == 2
+        assert sentence in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+    def test_nobody_there(self, tmp_path: Path) -> None:
+        done = run_octavo("generate", "a", "--address", f"unix:{tmp_path}/none.sock")
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+        assert "No model runner answers" in done.stderr
+
+
+class TestBooks:
+    def test_pool_sequence_and_check_while_a_request_runs(self, stack: Stack) -> None:
+        books = ("--kv-address", stack.kv_address)
+        with stack.client() as client:
+            stream = client.generate([504] * 40, request_id="seen", ignore_eos=True, n=2, temperature=1.0, seed=1)
+            for _ in range(4):
+                next(stream)
+            pool = json.loads(run_octavo("pool", *books, "--json").stdout)
+            table = json.loads(run_octavo("sequence", "seen/0", *books, "--json").stdout)
+            assert run_octavo("check", *books).returncode == 0
+            shown = run_octavo("sequence", "seen/1", *books)
+            stream.close()
+        occupancy = pool["occupancy"]
+        assert occupancy["held_blocks"] >= 4
+        assert occupancy["shared_blocks"] >= 2
+        assert occupancy["usable_blocks"] == sum(occupancy[f"{s}_blocks"] for s in ("free", "cached", "held"))
+        first, second, *_ = table["blocks"]
+        assert [first["reference_count"], second["reference_count"]] == [2, 2]
+        assert len(first["block_hash"]) == 64
+        assert table["sequence"]["num_tokens"] >= 41
+        assert first["block_hash"] in shown.stdout
+        stack.assert_nothing_held()
+
+    def test_an_unknown_sequence(self, stack: Stack) -> None:
+        done = run_octavo("sequence", "nope", "--kv-address", stack.kv_address)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+        assert "'nope'" in done.stderr
+
+
+class TestUp:
+    def test_serves_until_it_is_told_to_stop(self, tmp_path: Path) -> None:
+        runner, books = f"127.0.0.1:{free_port()}", f"unix:{tmp_path}/kv.sock"
+        arguments = ("--runner-address", runner, "--kv-address", books, "--block-size", "8", "--num-blocks", "64")
+        up = Process(tmp_path, "up", *arguments, "--weights-dtype", "float32")
+        wait_until("the hint", lambda: "octavo generate" in up.log, up)
+        assert health_of(runner) == health_of(books) == SERVING
+        done = run_octavo("generate", CLEAR["prompt"], "--max-tokens", "48", "--ignore-eos", "--address", runner)
+        assert done.stdout == CLEAR["text"] + "\n"
+        pool = json.loads(run_octavo("pool", "--kv-address", books, "--json").stdout)
+        assert (pool["spec"]["num_blocks"], pool["spec"]["block_size"]) == (64, 8)
+        up.signal(signal.SIGINT)
+        assert up.wait() == 0
+        assert health_of(runner) is None
+        assert health_of(books) is None
+        assert not (tmp_path / "kv.sock").exists()
+        assert "46,080 B a token; x 8 = 360 KiB a block; 64 blocks" in up.log
+        assert "Loading weights" in up.log
+
+    def test_the_demo_streams_and_ends(self, tmp_path: Path) -> None:
+        runner, books = f"unix:{tmp_path}/runner.sock", f"unix:{tmp_path}/kv.sock"
+        done = run_octavo("up", "--demo", "--once", "--runner-address", runner, "--kv-address", books)
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"\n\d+ prompt tokens, 0 cached, TTFT \d+ ms, \d+ tokens at [\d.]+ tokens/s\n", done.stdout)
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+    def test_one_service_that_ends_takes_the_other_along(self, tmp_path: Path, number: int) -> None:
+        runner, books = f"unix:{tmp_path}/runner.sock", f"unix:{tmp_path}/kv.sock"
+        up = Process(tmp_path, "up", "--runner-address", runner, "--kv-address", books)
+        wait_until("the hint", lambda: "octavo generate" in up.log, up)
+        children = _children(up.process.pid)
+        assert len(children) == 2
+        if number == signal.SIGKILL:
+            # The command itself is killed: its children must not live on.
+            up.kill()
+        else:
+            _terminate(children[0])
+            assert up.wait() == 2
+            assert "has ended with exit code 0; both are stopped." in up.log
+        wait_until("the end of both", lambda: health_of(runner) is None and health_of(books) is None)
+
+
+def _children(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    return [int(line) for line in found.stdout.split()]
+
+
+def _terminate(pid: int) -> None:
+    subprocess.run(["kill", "-TERM", str(pid)], check=True)
+
+
+def _start(*arguments: str) -> tuple[int, str]:
+    """Starts `up` where it must fail; its exit code and stderr without log lines."""
+    done = run_octavo("up", *arguments)
+    return done.returncode, done.stderr
+
+
+class TestStartUpErrors:
+    """One line, exit code 2, no traceback."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            (("--num-blocks", "0"), "a pool of 0 blocks is not possible"),
+            (("--num-blocks", "1"), "a pool of 1 blocks is not possible"),
+            (("--block-size", "0"), "a block of 0 tokens is not possible"),
+            (("--block-size", "-1"), "a block of -1 tokens is not possible"),
+            (("--block-size", "3"), "a block of 3 tokens is not possible"),
+            (("--block-size", str(2**31)), "a block of 2147483648 tokens is not possible"),
+            (("--weights-dtype", "int3"), "'int3' is refused"),
+            (("--runner-address", "nowhere"), "'nowhere' is no address"),
+            (("--config", "none.yaml"), "none.yaml"),
+        ],
+    )
+    def test_settings(self, arguments: tuple[str, ...], sentence: str) -> None:
+        code, stderr = _start(*arguments)
+        assert code == 2
+        assert sentence in stderr
+        assert len(stderr.splitlines()) == 1
+
+    def runner_error(self, tmp_path: Path, *arguments: str) -> str:
+        """The last line of a model-runner that cannot start."""
+        addresses = ("--kv-address", f"unix:{tmp_path}/kv.sock", "--runner-address", f"unix:{tmp_path}/runner.sock")
+        done = run_octavo("model-runner", *addresses, "--runner-metrics-address", "127.0.0.1:0", *arguments)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        return done.stderr.splitlines()[-1]
+
+    def test_missing_truncated_and_corrupt_weights(self, tmp_path: Path) -> None:
+        assert "missing.gguf" in self.runner_error(tmp_path, "--model", f"{tmp_path}/missing.gguf")
+        corrupt = tmp_path / "corrupt.gguf"
+        corrupt.write_bytes(b"not a model" * 100)
+        assert "corrupt.gguf" in self.runner_error(tmp_path, "--model", str(corrupt))
+        from model_runner.loading import demo_model_path
+
+        truncated = tmp_path / "truncated.gguf"
+        with demo_model_path().open("rb") as whole:
+            truncated.write_bytes(whole.read(20_000_000))
+        assert "truncated.gguf" in self.runner_error(tmp_path, "--model", str(truncated))
+
+    def test_unknown_device_and_backend_and_too_little_memory(self, tmp_path: Path) -> None:
+        assert "--device 'tpu'" in self.runner_error(tmp_path, "--device", "tpu")
+        backend = self.runner_error(tmp_path, "--attention-backend", "magic")
+        assert "there is no attention backend 'magic'; there are auto, cpu, reference" in backend
+        memory = self.runner_error(tmp_path, "--kv-cache-memory", "1MiB", "--weights-dtype", "float32")
+        assert "hold 1 blocks of 720 KiB" in memory
+
+    def test_a_port_in_use(self, stack: Stack, tmp_path: Path) -> None:
+        code, stderr = _start("--kv-address", stack.kv_address, "--runner-address", f"unix:{tmp_path}/r.sock")
+        assert code == 2
+        assert stack.kv_address in stderr
+        line = self.runner_error(tmp_path, "--runner-address", stack.runner_address)
+        assert stack.runner_address in line
+        assert health_of(stack.runner_address) == SERVING
+
+    def test_a_pool_that_is_open_with_other_facts(self, stack: Stack, tmp_path: Path) -> None:
+        line = self.runner_error(tmp_path, "--kv-address", stack.kv_address, "--num-blocks", "50")
+        assert "refuses this runner's pool" in line
+        assert "num_blocks" in line
+
+
+def test_ctrl_c_while_the_model_loads(tmp_path: Path) -> None:
+    runner = Process(
+        tmp_path,
+        "model-runner",
+        *("--kv-address", f"unix:{tmp_path}/kv.sock", "--runner-address", f"unix:{tmp_path}/runner.sock"),
+        *("--runner-metrics-address", "127.0.0.1:0"),
+    )
+    wait_until("the start", lambda: "model-runner starts" in runner.log, runner)
+    runner.signal(signal.SIGINT)
+    assert runner.wait() == 0
+    assert "Traceback" not in runner.log
+
+
+def test_help_says_units_defaults_and_variables() -> None:
+    shown = run_octavo("up", "--help", COLUMNS="200").stdout
+    assert re.search(r"--block-size.*Tokens in one block.*OCTAVO_BLOCK_SIZE.*16", shown.replace("\n", " "))
+    for name in ("runner-address", "kv-address", "weights-dtype", "num-blocks", "kv-cache-memory"):
+        assert f"--{name}" in shown
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"octavo \d+\.\d+\.\d+\n", run_octavo("--version").stdout)
+
+
+def test_a_closed_pipe_is_no_traceback(stack: Stack) -> None:
+    command = octavo(
+        "generate", "a", "--max-tokens", "200", "--ignore-eos", "--json", "--address", stack.runner_address
+    )
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        process.wait(PATIENCE_SECONDS)
+        assert "Traceback" not in process.stderr.read()
+    stack.assert_nothing_held()
