@@ -15,6 +15,10 @@ class BooksRefused(Exception):
     """The KV manager refuses for good, and says why: other facts of the pool, or a fault of this program."""
 
 
+class BooksTaken(Exception):
+    """Another runner has opened the pool since: it is ours no more, and opening it again would take it from them."""
+
+
 class BooksLost(Exception):
     """The KV manager answers, but its books of this pool started anew: every block table the engine has is void."""
 
@@ -64,10 +68,14 @@ class Admission:
     cached_tokens: int
 
 
+BOOKS_TROUBLE = (BooksUnreachable, BooksLost, BooksTaken, BooksRefused)
+"""All that a verb may raise."""
+
+
 class KvBooks(Protocol):
     """The verbs of a KV manager, spoken for one pool by one runner. Each succeeds whole or changes nothing.
 
-    Every verb may raise BooksUnreachable, BooksLost or BooksRefused. Called from the engine's thread only; may block.
+    Every verb may raise any of BOOKS_TROUBLE. Called from the engine's thread only; may block.
     """
 
     def open(self, facts: PoolFacts) -> bool:

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 import structlog
 
 from model_runner.batch import BatchEntry
-from model_runner.books import BooksLost, BooksRefused, BooksUnreachable, KvBooks, SequenceUpdate
+from model_runner.books import BOOKS_TROUBLE, BooksRefused, BooksTaken, KvBooks, SequenceUpdate
 from model_runner.engine_types import (
     Delivery,
     DuplicateRequest,
@@ -148,7 +148,7 @@ class Engine:
                     self._open_books()
                 elif not self._step():
                     self._wait()
-            except (BooksUnreachable, BooksLost, BooksRefused) as error:
+            except BOOKS_TROUBLE as error:
                 self._lose_books(error)
             except Exception as error:
                 log.exception("engine step failed")
@@ -236,7 +236,7 @@ class Engine:
             return
         try:
             self._scheduler.finish(sequences)
-        except (BooksUnreachable, BooksLost, BooksRefused):
+        except BOOKS_TROUBLE:
             self._orphans.extend(sequence.sequence_id for sequence in sequences)
             raise
 
@@ -259,12 +259,11 @@ class Engine:
         try:
             if not self._books.open(self._options.facts):
                 self._void_books()
-        except BooksRefused as error:
-            self._change_state(EngineState.REFUSED, str(error))
-            self._sleep(RETRY_SECONDS)
-            return
-        except (BooksUnreachable, BooksLost) as error:
-            self._change_state(EngineState.WAITING_FOR_BOOKS, str(error))
+        except BooksTaken:
+            raise
+        except BOOKS_TROUBLE as error:
+            refused = isinstance(error, BooksRefused)
+            self._change_state(EngineState.REFUSED if refused else EngineState.WAITING_FOR_BOOKS, str(error))
             self._sleep(RETRY_SECONDS)
             return
         self._orphans.clear()
@@ -279,13 +278,27 @@ class Engine:
             self._books.free([SequenceUpdate(sequence_id, (), 0) for sequence_id in ids])
 
     def _lose_books(self, error: Exception) -> None:
+        """Everybody goes back in line until the books answer again; unless they are somebody else's by now."""
         self._has_books = False
         self._scheduler.reset()
+        if isinstance(error, BooksTaken):
+            self._give_up(error)
+            return
         self._losses += 1
         if self._losses > MAX_LOSSES and isinstance(error, BooksRefused):
             self._losses = 0
             self._fail_at_hand(error)
         self._change_state(EngineState.WAITING_FOR_BOOKS, str(error))
+
+    def _give_up(self, error: BooksTaken) -> None:
+        """Ends the engine: two runners that took a pool from each other in turns would both serve nobody."""
+        self._change_state(EngineState.TAKEN, str(error))
+        with self._lock:
+            self._stopping = True
+            lives = list(self._live.values())
+        self._fail(
+            [(live, f"this runner has lost its KV pool to another one: {error}") for live in lives], elsewhere=True
+        )
 
     def _fail_at_hand(self, error: Exception) -> None:
         """Fails whoever runs, or else the first in line: somebody among them brought the engine down."""
@@ -295,14 +308,14 @@ class Engine:
         sentence = f"the engine failed while it worked on this request: {type(error).__name__}; see the server's log"
         self._fail([(live, sentence) for live in lives.values()])
 
-    def _fail(self, failures: Sequence[tuple[LiveRequest, str]]) -> None:
+    def _fail(self, failures: Sequence[tuple[LiveRequest, str]], *, elsewhere: bool = False) -> None:
         for live, _ in failures:
             self._release(live.sequences)
             self._observer.on_finish(None, live.usage(time.monotonic()))
             with self._lock:
                 del self._live[live.request.request_id]
         if failures:
-            self._deliver([Failure(live.request.request_id, sentence) for live, sentence in failures])
+            self._deliver([Failure(live.request.request_id, sentence, elsewhere) for live, sentence in failures])
 
     def _abort_now(self, lives: Sequence[LiveRequest]) -> None:
         if not lives:
@@ -318,7 +331,7 @@ class Engine:
         """_finish() for the paths that must not raise."""
         try:
             self._finish(sequences)
-        except (BooksUnreachable, BooksLost, BooksRefused) as error:
+        except BOOKS_TROUBLE as error:
             self._lose_books(error)
 
     def _shut_down(self) -> None:

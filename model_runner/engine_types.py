@@ -33,15 +33,20 @@ class EngineState(Enum):
     WAITING_FOR_BOOKS = "waiting for the KV manager"
     SERVING = "serving"
     REFUSED = "refused by the KV manager"
+    TAKEN = "its pool was taken over by another runner"
     STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that ended by a fault of the engine; the sentence is for its client."""
+    """A request that ended without an answer; the sentence is for its client.
+
+    elsewhere: another server may well serve it; else it is the engine's fault.
+    """
 
     request_id: str
     sentence: str
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)

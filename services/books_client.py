@@ -16,6 +16,7 @@ from model_runner.books import (
     BlockGrant,
     BooksLost,
     BooksRefused,
+    BooksTaken,
     BooksUnreachable,
     CopyOrder,
     PoolFacts,
@@ -31,15 +32,14 @@ CALL_SECONDS = 5.0
 
 _CLOSE_SECONDS = 1.0
 _UNREACHABLE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
-_LOST = frozenset({"UNKNOWN_POOL", "STALE_EPOCH"})
 
 
 class GrpcBooks:
     """A model_runner.books.KvBooks that asks the KV manager at `address` ('unix:/path' or 'host:port').
 
     Connects at the first call, and again by itself after the KV manager was away. Used by one thread. Each verb raises
-    BooksUnreachable (no answer within `call_seconds`, or no connection), BooksLost (the pool is no longer this
-    runner's) or BooksRefused (a fault of the caller).
+    BooksUnreachable (no answer within `call_seconds`, or no connection), BooksLost (the books began anew), BooksTaken
+    (another runner has the pool) or BooksRefused (a fault of the caller).
     """
 
     def __init__(
@@ -153,7 +153,9 @@ class GrpcBooks:
 
     def _raise(self, error: grpc.RpcError) -> NoReturn:
         view = describe_rpc_error(error)
-        if view.reason in _LOST:
+        if view.reason == "STALE_EPOCH":
+            raise BooksTaken(view.sentence) from error
+        if view.reason == "UNKNOWN_POOL":
             raise BooksLost(view.sentence) from error
         if view.code in _UNREACHABLE:
             raise BooksUnreachable(f"No answer from the KV manager at {self.address}: {view.sentence}") from error

@@ -10,7 +10,16 @@ from kvmanager.errors import KvError, PoolShort, StaleEpoch, UnknownPool
 from kvmanager.manager import KvManager
 from kvmanager.pool import Pool
 from kvmanager.types import Append, CacheScope, Grant, PoolSpec
-from model_runner.books import Admission, BlockGrant, BooksLost, BooksRefused, CopyOrder, PoolFacts, SequenceUpdate
+from model_runner.books import (
+    Admission,
+    BlockGrant,
+    BooksLost,
+    BooksRefused,
+    BooksTaken,
+    CopyOrder,
+    PoolFacts,
+    SequenceUpdate,
+)
 
 
 class InProcessBooks:
@@ -103,7 +112,9 @@ class InProcessBooks:
 
 
 def _refuse(error: KvError) -> NoReturn:
-    if isinstance(error, UnknownPool | StaleEpoch):
+    if isinstance(error, StaleEpoch):
+        raise BooksTaken(str(error)) from error
+    if isinstance(error, UnknownPool):
         raise BooksLost(str(error)) from error
     raise BooksRefused(str(error)) from error
 

@@ -55,7 +55,7 @@ class _Readiness:
         self._loop = asyncio.get_running_loop()
         self._served = False
         self.refused: asyncio.Future[str] = self._loop.create_future()
-        """Resolves with the KV manager's sentence when it refuses us before we ever served."""
+        """Resolves with the KV manager's sentence when it refuses us before we ever served, or our pool is taken."""
 
     def listen(self, state: EngineState, sentence: str) -> None:
         """Called from the engine's thread."""
@@ -68,10 +68,16 @@ class _Readiness:
             case EngineState.SERVING:
                 self._served = True
                 log.info("model-runner serves", address=self._front.address, kv_manager=self._kv_address)
-            case EngineState.REFUSED if not self._served and not self.refused.done():
-                self.refused.set_result(sentence)
+            case EngineState.TAKEN:
+                self._end(sentence)
+            case EngineState.REFUSED if not self._served:
+                self._end(sentence)
             case EngineState.WAITING_FOR_BOOKS | EngineState.REFUSED:
                 log.warning("waiting for the KV manager", kv_manager=self._kv_address, reason=sentence)
+
+    def _end(self, sentence: str) -> None:
+        if not self.refused.done():
+            self.refused.set_result(sentence)
 
 
 async def serve_model_runner(settings: ModelRunnerSettings) -> None:

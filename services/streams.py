@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from model_runner.engine_types import Failure
 from model_runner.request import Chunk
-from services.runner_errors import RequestFailed
+from services.runner_errors import NotReady, RequestFailed
 
 
 class Stream:
@@ -25,11 +25,11 @@ class Stream:
         self._queue.put_nowait(item)
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        """Raises RequestFailed."""
+        """Raises RequestFailed, NotReady."""
         while True:
             item = await self._queue.get()
             if isinstance(item, Failure):
-                raise RequestFailed(item.sentence)
+                raise NotReady(item.sentence) if item.elsewhere else RequestFailed(item.sentence)
             yield item
             if item.usage is not None:
                 return

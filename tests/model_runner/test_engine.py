@@ -7,7 +7,7 @@ import pytest
 
 from kvmanager import KvManager
 from kvmanager.types import Append, PoolSpec
-from model_runner.books import BooksLost, BooksRefused, BooksUnreachable
+from model_runner.books import BOOKS_TROUBLE, BooksUnreachable
 from model_runner.engine_types import DuplicateRequest, EngineState, EngineStopped, Failure, QueueFull
 from model_runner.request import FinishReason, SamplingParams
 from services.books_inprocess import InProcessBooks
@@ -375,6 +375,26 @@ class TestFaults:
             assert harness.tokens("a") == answer(prompt, 40)
             harness.manager = books.manager
 
+    def test_a_pool_taken_by_another_runner_is_not_taken_back(self):
+        with Harness() as second:
+            first = Harness(manager=second.manager)
+            second.submit("before", [1], 1)
+            second.wait("before")
+            first.engine.start()
+            first.submit("a", [1, 2], None)
+            first.wait_for("a", 2)
+            second.submit("late", [1], 5)
+            failure = second.wait("late")[-1]
+            assert isinstance(failure, Failure)
+            assert failure.elsewhere
+            assert second.states == [EngineState.SERVING, EngineState.TAKEN, EngineState.STOPPED]
+            with pytest.raises(EngineStopped):
+                second.submit("later", [1])
+            first.engine.abort(["a"])
+            assert first.last("a").finish_reason is FinishReason.ABORT
+            first.assert_nothing_held()
+            first.engine.stop()
+
     def test_a_pool_of_other_facts_is_told(self):
         manager = KvManager("boot")
         manager.open_pool("default", PoolSpec(7, 8), "other")
@@ -431,5 +451,5 @@ class UnreliableBooks(InProcessBooks):
 
 def test_the_port_tells_losses_apart():
     """What the engine catches together, it must be able to catch: three unrelated exceptions."""
-    kinds = (BooksLost, BooksRefused, BooksUnreachable)
+    kinds = BOOKS_TROUBLE
     assert all(not issubclass(one, other) for one in kinds for other in kinds if one is not other)

@@ -20,6 +20,7 @@ from model_runner.books import (
     BlockGrant,
     BooksLost,
     BooksRefused,
+    BooksTaken,
     BooksUnreachable,
     CopyOrder,
     KvBooks,
@@ -197,7 +198,7 @@ def test_every_verb_tells_that_the_books_are_lost(bench: Bench, verb: Callable[[
     with pytest.raises(BooksLost):
         verb(books)
     bench.opened()
-    with pytest.raises(BooksLost):
+    with pytest.raises(BooksTaken):
         verb(books)
 
 
