@@ -26,46 +26,43 @@ def add_generate_command(app: typer.Typer) -> None:
     app.command("generate")(generate)
 
 
-def _option(*names: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, envvar=f"OCTAVO_{names[0].lstrip('-').replace('-', '_').upper()}", **more)
-
-
 @with_settings(ClientSettings, only=_FIELDS, names={"runner_address": ("--address",)})
 def generate(
     settings: ClientSettings,
     text: Annotated[str | None, typer.Argument(help="The prompt, or with --chat the user's message.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the text as a chat message.")] = False,
-    system: Annotated[str | None, _option("--system", help="System message of the chat.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message of the chat.")] = None,
     token_ids: Annotated[
         str | None, typer.Option("--token-ids", help="The prompt as token ids, separated by commas.", metavar="1,2,3")
     ] = None,
     max_tokens: Annotated[
-        int, _option("--max-tokens", help="Tokens to generate at most, for each choice.")
+        int, typer.Option("--max-tokens", help="Tokens to generate at most, for each choice.")
     ] = DEFAULT_MAX_TOKENS,
     temperature: Annotated[
-        float, _option("--temperature", help="Divides the logits; 0 takes the most likely token each time.")
+        float, typer.Option("--temperature", help="Divides the logits; 0 takes the most likely token each time.")
     ] = 0.0,
     top_p: Annotated[
-        float, _option("--top-p", help="Draws among the most likely tokens that make up this share of probability.")
+        float,
+        typer.Option("--top-p", help="Draws among the most likely tokens that make up this share of probability."),
     ] = 1.0,
-    top_k: Annotated[int, _option("--top-k", help="Draws among this many most likely tokens; 0: all.")] = 0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Draws among this many most likely tokens; 0: all.")] = 0,
     min_p: Annotated[
-        float, _option("--min-p", help="Draws among tokens at least this share as likely as the best; 0: all.")
+        float, typer.Option("--min-p", help="Draws among tokens at least this share as likely as the best; 0: all.")
     ] = 0.0,
     seed: Annotated[
-        int | None, _option("--seed", help="Makes the draws repeatable.", show_default="a new one each time")
+        int | None, typer.Option("--seed", help="Makes the draws repeatable.", show_default="a new one each time")
     ] = None,
-    n: Annotated[int, _option("--n", help="Independent answers; the prompt is computed once.")] = 1,
+    n: Annotated[int, typer.Option("--n", help="Independent answers; the prompt is computed once.")] = 1,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")
     ] = None,
-    ignore_eos: Annotated[bool, _option("--ignore-eos", help="Go on past the model's end tokens.")] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end tokens.")] = False,
     logprobs: Annotated[
         int | None,
-        _option("--logprobs", help="With --json: log-probabilities of each token and of so many candidates."),
+        typer.Option("--logprobs", help="With --json: log-probabilities of each token and of so many candidates."),
     ] = None,
     cache_salt: Annotated[
-        str, _option("--cache-salt", help="Share cached prefixes only with prompts of the same salt.")
+        str, typer.Option("--cache-salt", help="Share cached prefixes only with prompts of the same salt.")
     ] = "",
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line; the last has the whole answer.")

@@ -51,7 +51,7 @@ def kv_manager(settings: KvManagerSettings) -> None:
     asyncio.run(serve_kv_manager(settings))
 
 
-@with_settings(ClientSettings, only=_CLIENT_FIELDS)
+@with_settings(ClientSettings, only=_CLIENT_FIELDS, names={"kv_address": ("--address",)})
 def pool(
     settings: ClientSettings,
     json: Json = False,
@@ -74,7 +74,7 @@ def pool(
             Console().print(_pool_view(read()))
 
 
-@with_settings(ClientSettings, only=_CLIENT_FIELDS)
+@with_settings(ClientSettings, only=_CLIENT_FIELDS, names={"kv_address": ("--address",)})
 def sequence(
     settings: ClientSettings,
     sequence_id: Annotated[str, typer.Argument(metavar="ID", help="Name of a live sequence.")],
@@ -90,7 +90,7 @@ def sequence(
         _wide_console().print(block_table(table))
 
 
-@with_settings(ClientSettings, only=_CLIENT_FIELDS)
+@with_settings(ClientSettings, only=_CLIENT_FIELDS, names={"kv_address": ("--address",)})
 def check(settings: ClientSettings, json: Json = False) -> None:
     """Has the KV manager recompute its books and compare. Exit code 0: right, 1: wrong, 2: could not be checked."""
     with _kv_manager(settings) as stub:

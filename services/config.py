@@ -77,15 +77,13 @@ class _FileSource(PydanticBaseSettingsSource):
 
     def __init__(self, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource) -> None:
         super().__init__(settings_cls)
-        self._path = init_settings().get("config") or os.environ.get(CONFIG_ENV)
+        self._path = init_settings().get("config")
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        if not self._path:
-            return {}
-        values = read_config_file(Path(self._path), known_keys())
+        values = file_values(self._path)
         return {key: value for key, value in values.items() if key in self.settings_cls.model_fields}
 
 
@@ -218,9 +216,23 @@ ALL_SETTINGS: tuple[type[OctavoSettings], ...] = (UpSettings, ClientSettings)
 Settings = TypeVar("Settings", bound=OctavoSettings)
 
 
+COMMAND_OPTIONS: set[str] = set()
+"""Options that one command alone has; services.options puts them here."""
+
+
 def known_keys() -> frozenset[str]:
-    """The keys that a YAML file may have: the fields of all settings."""
-    return frozenset(name for each in ALL_SETTINGS for name in each.model_fields) - {"config"}
+    """The keys that a YAML file may have: the fields of all settings, and the options of all commands."""
+    fields = frozenset(name for each in ALL_SETTINGS for name in each.model_fields)
+    return (fields | COMMAND_OPTIONS) - {"config"}
+
+
+def file_values(path: Path | str | None) -> dict[str, Any]:
+    """What the YAML file says, by key: the one at `path`, or else the one that OCTAVO_CONFIG names.
+
+    Raises StartupError for a file that cannot be read or has a key that nobody knows.
+    """
+    chosen = path or os.environ.get(CONFIG_ENV)
+    return read_config_file(Path(chosen), known_keys()) if chosen else {}
 
 
 def load_settings(settings_class: type[Settings], given: dict[str, Any] | None = None) -> Settings:

@@ -4,8 +4,9 @@
     @with_settings(ClientSettings, only=("kv_address", "pool_id"))
     def pool(settings: ClientSettings, json: bool = False) -> None: ...
 
-The command's own parameters stay as they are; `settings` comes from load_settings() and the model's fields become
-options with description, unit, default and environment variable in --help.
+`settings` comes from load_settings() and the model's fields become options with description, unit, default and
+environment variable in --help. The command's own options get an environment variable each and may stand in the YAML
+file too, under the same precedence.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from typer.models import OptionInfo
 
 from services.cli_common import run_or_exit_2
-from services.config import ENV_PREFIX, OctavoSettings, load_settings
+from services.config import COMMAND_OPTIONS, ENV_PREFIX, OctavoSettings, file_values, load_settings
+from services.errors import StartupError
 
 Settings = TypeVar("Settings", bound=OctavoSettings)
 
 _SETTINGS = "settings"
+_CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
 def with_settings(
@@ -42,16 +47,24 @@ def with_settings(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = _own_parameters(command)
+        own_options = _name_in_environment(own)
+        COMMAND_OPTIONS.update(own_options)
         options = [_parameter(name, settings_class.model_fields[name], (names or {}).get(name, ())) for name in chosen]
 
         @functools.wraps(command)
-        def run(**arguments: Any) -> None:
+        def run(context: typer.Context, **arguments: Any) -> None:
             given = {name: value for name in chosen if (value := arguments.pop(name)) is not None}
-            run_or_exit_2(lambda: command(settings=load_settings(settings_class, given), **arguments))
+
+            def work() -> None:
+                from_file = _from_file(context, own_options, given.get("config"))
+                command(settings=load_settings(settings_class, given), **(arguments | from_file))
+
+            run_or_exit_2(work)
 
         # typer reads the signature and the annotations; both must tell of the options and not of `settings`.
-        run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in (*own, *options)}
+        shown = [_CONTEXT, *own, *options]
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in shown}
         del run.__wrapped__  # type: ignore[attr-defined]
         return run
 
@@ -75,6 +88,33 @@ def _own_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
         for each in inspect.signature(command).parameters.values()
         if each.name != _SETTINGS
     ]
+
+
+def _name_in_environment(parameters: list[inspect.Parameter]) -> dict[str, Any]:
+    """Gives each of a command's own options its environment variable; returns the options' types by name."""
+    types: dict[str, Any] = {}
+    for parameter in parameters:
+        kind, *notes = get_args(parameter.annotation) or (parameter.annotation,)
+        for note in notes:
+            if isinstance(note, OptionInfo):
+                note.envvar = note.envvar or f"{ENV_PREFIX}{parameter.name.upper()}"
+                types[parameter.name] = kind
+    return types
+
+
+def _from_file(context: typer.Context, types: Mapping[str, Any], path: str | None) -> dict[str, Any]:
+    """The YAML file's values for those of the command's options that were given nowhere else."""
+    values = file_values(path)
+    unset = [name for name in types if name in values and context.get_parameter_source(name).name == "DEFAULT"]
+    return {name: _typed(name, types[name], values[name]) for name in unset}
+
+
+def _typed(name: str, kind: Any, value: object) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"]
+        raise StartupError(f"The settings file has {value!r} for {name}; {message[:1].lower()}{message[1:]}.") from None
 
 
 def _parameter(name: str, field: FieldInfo, more_names: tuple[str, ...]) -> inspect.Parameter:

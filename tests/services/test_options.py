@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -81,3 +82,40 @@ def test_a_startup_error_in_the_command_ends_with_one_line() -> None:
 
     result = invoked(app)
     assert (result.exit_code, result.stderr, result.stdout) == (2, "octavo: It cannot be.\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "expected"),
+    [
+        ((), {}, (7, True, ["x", "y"])),
+        ((), {"OCTAVO_COUNT": "5"}, (5, True, ["x", "y"])),
+        (("--count", "3", "--word", "z"), {"OCTAVO_COUNT": "5"}, (3, True, ["z"])),
+    ],
+)
+def test_a_commands_own_options_come_from_file_environment_and_command_line(
+    tmp_path: Path, arguments: tuple[str, ...], environment: dict[str, str], expected: tuple[Any, ...]
+) -> None:
+    seen: list[Any] = []
+    app = typer.Typer()
+
+    @app.command()
+    @with_settings(ClientSettings)
+    def main(
+        settings: ClientSettings,
+        count: Annotated[int, typer.Option("--count")] = 1,
+        loud: Annotated[bool, typer.Option("--loud")] = False,
+        word: Annotated[list[str] | None, typer.Option("--word")] = None,
+    ) -> None:
+        """Does it."""
+        seen.append((count, loud, word))
+
+    file = tmp_path / "octavo.yaml"
+    file.write_text("count: 7\nloud: true\nword: [x, y]\nblock_size: 32\n")
+    result = invoked(app, "--config", str(file), *arguments, **environment)
+    assert result.exit_code == 0, result.output
+    assert seen == [expected]
+
+    file.write_text("count: many\n")
+    result = invoked(app, "--config", str(file))
+    assert result.exit_code == 2
+    assert "has 'many' for count" in result.output
