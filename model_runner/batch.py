@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ def pack_batch(entries: Sequence[BatchEntry], block_size: int, device: torch.dev
 
 
 def _concatenate(entries: Sequence[BatchEntry], total: int) -> np.ndarray:
-    return np.fromiter((token_id for entry in entries for token_id in entry.token_ids), dtype=np.int64, count=total)
+    return np.fromiter(chain.from_iterable(entry.token_ids for entry in entries), dtype=np.int64, count=total)
 
 
 def _pack_tables(entries: Sequence[BatchEntry]) -> np.ndarray:

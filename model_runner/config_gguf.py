@@ -69,6 +69,9 @@ def _num_layers(reader: GgufFile, fields: Fields, key: str) -> int:
     # Checked here, since names are made for as many layers as this says.
     if f"blk.{count - 1}.attn_norm.weight" not in reader.tensors:
         raise ModelLoadError(f"{reader.path}: {key} is {count}, and there are no tensors of layer {count - 1}.")
+    # The decoder cannot see this: tensors of layers beyond have no names there.
+    if f"blk.{count}.attn_norm.weight" in reader.tensors:
+        raise ModelLoadError(f"{reader.path}: {key} is {count}, and there are tensors of layer {count}.")
     return count
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ class Fields:
     def positive(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._given(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        # Compared with the largest float and not with infinity: an integer may be finite and larger.
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             raise self.wrong(key, "a number above 0")
         return float(value)
 

@@ -59,6 +59,9 @@ class GgufWeights:
     def bytes_of(self, name: str) -> int:
         return self._reader.tensors[self._names[name]].num_bytes
 
+    def file_of(self, name: str) -> Path:
+        return self._reader.path
+
     def load(self, name: str) -> Tensor:
         if name not in self._names:
             raise ModelLoadError(f"{self._reader.path} has no tensor for {name}.")

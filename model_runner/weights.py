@@ -35,6 +35,10 @@ class WeightSource(Protocol):
         """Bytes of one tensor as it is stored."""
         ...
 
+    def file_of(self, name: str) -> Path:
+        """The file that one tensor is in."""
+        ...
+
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU, in a floating-point dtype. Raises ModelLoadError when it is missing."""
         ...
@@ -76,6 +80,9 @@ class SafetensorsWeights:
     def bytes_of(self, name: str) -> int:
         shape, dtype = self._tensors[name]
         return prod(shape) * dtype.itemsize
+
+    def file_of(self, name: str) -> Path:
+        return self._shards[name]
 
     def load(self, name: str) -> Tensor:
         if name not in self._shards:

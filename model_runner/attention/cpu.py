@@ -17,6 +17,7 @@ from model_runner.batch import StepBatch
 class _SequencePlan:
     """One sequence's rows in the batch, the blocks that hold its visible keys, and which of their slots those are.
 
+    blocks: int64 [kv heads x blocks], head by head, where a block's part of one head counts as a block of its own.
     mask: bool [group_size x queries, keys], None when every query sees every key.
     """
 
@@ -76,7 +77,7 @@ class CpuAttention(AttentionBackend):
         return _SequencePlan(
             first_row=first_row,
             num_rows=count,
-            blocks=table[first_block : -(-length // size)],
+            blocks=self._by_head(table[first_block : -(-length // size)]),
             first_slot=first_key - first_block * size,
             last_slot=length - first_block * size,
             mask=mask,
@@ -92,10 +93,19 @@ class CpuAttention(AttentionBackend):
         )
         return attended.view(heads, group, rows, dim).permute(2, 0, 1, 3).to(queries.dtype)
 
+    def _by_head(self, blocks: Tensor) -> Tensor:
+        heads = self.shape.num_kv_heads
+        return (blocks.long() * heads + torch.arange(heads, device=blocks.device)[:, None]).flatten()
+
     def _gather(self, cache: Tensor, plan: _SequencePlan) -> Tensor:
-        """The visible slots of a sequence: [kv heads, keys, head_dim]."""
-        blocks = cache.index_select(0, plan.blocks)
-        return blocks.transpose(0, 1).flatten(1, 2)[:, plan.first_slot : plan.last_slot]
+        """The visible slots of a sequence: [kv heads, keys, head_dim].
+
+        Gathered in the order of heads, so that what is copied once can be read as it lies.
+        """
+        shape = self.shape
+        blocks = cache.view(-1, shape.block_size * shape.head_dim).index_select(0, plan.blocks)
+        slots = blocks.view(shape.num_kv_heads, -1, shape.head_dim)
+        return slots[:, plan.first_slot : plan.last_slot]
 
     def _slots(self, cache: Tensor, block: int, num_tokens: int) -> Tensor:
         return cache[:, block, :, :num_tokens]

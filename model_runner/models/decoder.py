@@ -54,6 +54,7 @@ class Decoder:
         loader = _Loader(weights, dtype, device, on_progress)
         c = config
         self.config = c
+        _refuse_more_layers(weights, c.num_layers)
         self._embedding = loader.tensor("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
         self._layers = [_load_layer(loader, c, index) for index in range(c.num_layers)]
         self._norm = loader.tensor("model.norm.weight", (c.hidden_size,))
@@ -93,6 +94,13 @@ def _mlp(layer: _Layer, hidden: Tensor) -> Tensor:
     return functional.linear(functional.silu(gate) * up, layer.down)
 
 
+def _refuse_more_layers(weights: WeightSource, num_layers: int) -> None:
+    """A config that stops short of the weights would load, and compute something else."""
+    for name in weights.names():
+        if name.startswith(f"model.layers.{num_layers}."):
+            raise ModelLoadError(f"{weights.file_of(name)} has {name}, and the config says {num_layers} layers.")
+
+
 class _Loader:
     """Reads tensors by name, checks their shapes and tells how far it is."""
 
@@ -112,7 +120,10 @@ class _Loader:
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._weights.load(name)
         if tuple(tensor.shape) != shape:
-            raise ModelLoadError(f"Tensor {name} has shape {list(tensor.shape)}, and the config says {list(shape)}.")
+            raise ModelLoadError(
+                f"{self._weights.file_of(name)}: tensor {name} has shape {list(tensor.shape)}, and the config says "
+                f"{list(shape)}."
+            )
         self._done += self._weights.bytes_of(name)
         if self._on_progress is not None:
             self._on_progress(self._done, self._weights.total_bytes)
