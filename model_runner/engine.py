@@ -25,12 +25,11 @@ from model_runner.engine_types import (
     Executor,
     Failure,
     QueueFull,
-    RequestView,
     StateListener,
 )
 from model_runner.generation import Generation, Outcome, abort_chunk
 from model_runner.observer import EngineObserver, SilentObserver, StepReport
-from model_runner.request import Chunk, GenerateRequest
+from model_runner.request import Chunk, GenerateRequest, RequestView
 from model_runner.scheduler import Scheduler, StepPlan
 from model_runner.sequence import LiveRequest
 from model_runner.sequence import Sequence as LiveSequence

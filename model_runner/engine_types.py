@@ -49,18 +49,6 @@ class Failure:
     elsewhere: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
-    """A live request as an operator sees it."""
-
-    request_id: str
-    running: bool
-    prompt_tokens: int
-    output_tokens: int
-    age_seconds: float
-    sequence_ids: tuple[str, ...]
-
-
 class Executor(Protocol):
     """Runs the model on physical blocks."""
 

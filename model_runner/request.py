@@ -97,3 +97,15 @@ class Chunk:
     stop_token_id: int | None = None
     stop_string: str | None = None
     usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A live request as an operator sees it."""
+
+    request_id: str
+    running: bool
+    prompt_tokens: int
+    output_tokens: int
+    age_seconds: float
+    sequence_ids: tuple[str, ...]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from google.protobuf.duration_pb2 import Duration
 from octavo.runner.v1 import model_runner_pb2 as pb
 
-from model_runner.engine_types import RequestView
 from model_runner.request import (
     Chunk,
     FinishReason,
     GenerateRequest,
     PositionLogprobs,
+    RequestView,
     SamplingParams,
     StopConditions,
     Usage,

@@ -393,7 +393,7 @@ class TestFaults:
             first.engine.abort(["a"])
             assert first.last("a").finish_reason is FinishReason.ABORT
             first.assert_nothing_held()
-            first.engine.stop()
+        first.engine.stop()
 
     def test_a_pool_of_other_facts_is_told(self):
         manager = KvManager("boot")
