@@ -32,6 +32,15 @@ HEADS = {"mha": (4, 4), "gqa2": (4, 2), "gqa3": (6, 2), "gqa8": (16, 2), "mqa": 
 """Query heads and KV heads."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread(torch_threads: None) -> Iterator[None]:
+    """Matrices as small as these gain nothing from threads, which would wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def shape_of(
     heads: str = "gqa2", *, head_dim: int = 64, block_size: int = 16, window: int | None = None, num_layers: int = 2
 ) -> AttentionShape:
@@ -43,18 +52,17 @@ def shape_of(
 
 
 def dense(shape: AttentionShape, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention of one sequence in float64, position by position: [tokens, num_heads, head_dim]."""
-    group = shape.num_heads // shape.num_kv_heads
-    queries = queries.double()
-    keys, values = (each.double().repeat_interleave(group, dim=1) for each in (keys, values))
-    rows = []
-    for position, query in enumerate(queries):
-        first = 0 if shape.sliding_window is None else max(0, position - shape.sliding_window + 1)
-        seen = slice(first, position + 1)
-        weights = torch.exp(torch.einsum("hd,khd->hk", query, keys[seen]) / math.sqrt(shape.head_dim))
-        weights = weights / weights.sum(dim=1, keepdim=True)
-        rows.append(torch.einsum("hk,khd->hd", weights, values[seen]))
-    return torch.stack(rows)
+    """Causal attention of one sequence in float64, as one square matrix a head: [tokens, num_heads, head_dim]."""
+    queries, keys, values = (each.double().transpose(0, 1) for each in (queries, keys, values))
+    seen = torch.ones(queries.shape[1], queries.shape[1], dtype=torch.bool).tril()
+    if shape.sliding_window is not None:
+        seen = seen.triu(1 - shape.sliding_window)
+    outputs = []
+    for head, query in enumerate(queries):
+        kv_head = head // (shape.num_heads // shape.num_kv_heads)
+        weights = torch.exp(query @ keys[kv_head].T / math.sqrt(shape.head_dim)) * seen
+        outputs.append(weights / weights.sum(dim=1, keepdim=True) @ values[kv_head])
+    return torch.stack(outputs, dim=1)
 
 
 @dataclass
@@ -401,7 +409,7 @@ class TestTheCache:
     @pytest.mark.parametrize("name", NAMES)
     def test_a_step_writes_its_own_slots_and_no_others(self, name: str) -> None:
         """Tokens 3, 4 and 5 of a sequence in blocks 3 and 1 of size 4 go to slots 3 of block 3, 0 and 1 of block 1."""
-        world = World(name, replace(shape_of(block_size=4)), [6])
+        world = World(name, shape_of(block_size=4), [6])
         (sequence,) = world.sequences
         assert world.shape.num_blocks == 5
         sequence.table, sequence.computed = [3, 1], 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ class TestEdges:
         assert batch.block_tables.tolist() == [[2_000_000_000, 1]]
 
     @pytest.mark.parametrize("kind", [list, tuple, lambda ids: array("I", ids)])
-    def test_any_sequence_type_will_do(self, kind) -> None:
+    def test_any_sequence_type_will_do(self, kind: Callable[[list[int]], Sequence[int]]) -> None:
         batch = pack([BatchEntry(kind([5, 6]), 0, kind([3]), wants_logits=True)])
         assert batch.token_ids.tolist() == [5, 6]
         assert batch.slot_mapping.tolist() == [12, 13]
