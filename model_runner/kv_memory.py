@@ -34,10 +34,12 @@ class KvMemory:
         """Blocks that fit the budget, the null block included. Raises ValueError when none of them could be used."""
         num_blocks = budget_bytes // self.bytes_per_block
         if num_blocks < 2:
+            # In whole KiB, rounded up: a shorter figure would be rounded to one that is refused again.
+            least_kib = -(-2 * self.bytes_per_block // 1024)
             raise ValueError(
                 f"{describe_bytes(budget_bytes)} of KV cache memory hold {num_blocks} blocks of "
                 f"{describe_bytes(self.bytes_per_block)}, and at least 2 are needed (block 0 is the null block): give "
-                f"--kv-cache-memory {describe_bytes(2 * self.bytes_per_block)} or more."
+                f"--kv-cache-memory {least_kib}KiB or more."
             )
         return num_blocks
 

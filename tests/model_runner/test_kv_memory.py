@@ -85,9 +85,11 @@ class TestTooSmallABudget:
         assert sentence.startswith(f"{describe_bytes(budget)} of KV cache memory")
         assert f"{holds} blocks of 8 MiB" in sentence
         assert "at least 2" in sentence
-        assert "16 MiB or more" in sentence
+        assert "16384KiB or more" in sentence
 
-    @pytest.mark.parametrize("memory", [HIDDEN_4096, GROUPED, OPT_13B, KvMemory(30, 3, 64, 2, 16)])
+    @pytest.mark.parametrize(
+        "memory", [HIDDEN_4096, GROUPED, OPT_13B, KvMemory(30, 3, 64, 2, 16), KvMemory(30, 3, 64, 4, 16)]
+    )
     def test_the_value_it_names_works(self, memory: KvMemory) -> None:
         """Read back as the setting reads it, the value buys the two blocks that are needed."""
         with pytest.raises(ValueError, match="--kv-cache-memory") as raised:
