@@ -67,12 +67,15 @@ class Setup:
         )
 
 
-def set_up_model(settings: ModelRunnerSettings) -> Setup:
-    """Loads the model and allocates its cache; blocks for seconds. Raises StartupError with one sentence."""
+def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] = lambda: False) -> Setup:
+    """Loads the model and allocates its cache; blocks for seconds, unless it is stopped before the next tensor.
+
+    Raises StartupError with one sentence.
+    """
     device = _device(settings.device)
     torch.set_num_threads(settings.num_threads or usable_cpus())
     try:
-        with _progress("Loading weights") as on_progress:
+        with _progress("Loading weights", is_stopped) as on_progress:
             loaded = load_model(
                 settings.model or demo_model_path(),
                 weights_dtype=settings.weights_dtype,
@@ -173,12 +176,18 @@ def _device(name: str) -> torch.device:
 
 
 @contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
+def _progress(title: str, is_stopped: Callable[[], bool]) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr that shows bytes done; where stderr is no terminal, one line at the end."""
+
+    def on_progress(done: int, total: int) -> None:
+        if is_stopped():
+            raise StartupError("The process was told to stop while it loaded the model.")
+        progress.update(task, completed=done, total=total)
+
     columns = (TextColumn(title), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr)) as progress:
         task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield on_progress
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

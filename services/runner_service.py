@@ -39,7 +39,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
     """
 
     def __init__(self, streams: Streams) -> None:
-        self._streams = streams
+        self.streams = streams
         self.served: ServedModel | None = None
         self.waits_for = "the model to be loaded"
         """What requests are told while they cannot be served."""
@@ -52,12 +52,12 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids)
         validate(parsed, served.limits)
         served.engine.submit(parsed)
-        stream = self._streams.open(parsed.request_id)
+        stream = self.streams.open(parsed.request_id)
         try:
             async for chunk in stream:
                 yield write_chunk(chunk)
         finally:
-            self._streams.close(stream)
+            self.streams.close(stream)
             if not stream.ended:
                 # The client has gone, or its time is up.
                 served.engine.abort([parsed.request_id])
