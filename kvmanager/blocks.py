@@ -77,6 +77,7 @@ class BlockPool:
             self.cached.remove(block)
             self.held += 1
             self.stored_tokens += self.stored[block]
+            self.totals.reused_blocks += 1
         if count <= 1 < count + times:
             self.shared += 1
         self.counts[block] = count + times

@@ -59,6 +59,10 @@ def _check_sums(blocks: BlockPool) -> Iterator[str]:
         "shared": (blocks.shared, sum(1 for block in held if blocks.counts[block] > 1)),
         "references": (blocks.references, sum(blocks.counts)),
         "stored tokens": (blocks.stored_tokens, sum(blocks.stored[block] for block in held)),
+        "allocated + reused - freed": (
+            blocks.totals.allocated_blocks + blocks.totals.reused_blocks - blocks.totals.freed_blocks,
+            len(held),
+        ),
         "free + cached + held": (len(blocks.free) + len(blocks.cached) + len(held), blocks.usable),
     }
     for what, (kept, recomputed) in facts.items():

@@ -112,9 +112,13 @@ class Occupancy:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the pool was opened; they only grow. Units: blocks, tokens for queried/hit, verbs for failures."""
+    """Counts since the pool was opened; they only grow. Units: blocks, tokens for queried/hit, verbs for failures.
+
+    allocated + reused = freed + held: a block is taken fresh, or held again while it was cached.
+    """
 
     allocated_blocks: int = 0
+    reused_blocks: int = 0
     freed_blocks: int = 0
     evicted_blocks: int = 0
     forks: int = 0

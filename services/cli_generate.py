@@ -1,4 +1,4 @@
-"""The command `generate`: one prompt, its answer streamed to the terminal or, for programs, as JSON lines."""
+"""The commands that call a model runner: `generate` streams an answer, `requests` lists what is live."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
+from octavo.runner.v1 import model_runner_pb2 as pb
 
 from model_runner.request import Chunk, Usage
 from services.cli_common import print_json
@@ -17,13 +18,15 @@ from services.errors import StartupError
 from services.options import with_settings
 
 DEFAULT_MAX_TOKENS = 256
+CALL_SECONDS = 10.0
 
 _FIELDS = ("runner_address", "tls_ca", "tls_cert", "tls_key")
 
 
 def add_generate_command(app: typer.Typer) -> None:
     """Mounts the command."""
-    app.command("generate")(generate)
+    app.command("generate", short_help="Stream an answer.")(generate)
+    app.command("requests", short_help="List the live requests.")(requests)
 
 
 @with_settings(ClientSettings, only=_FIELDS, names={"runner_address": ("--address",)})
@@ -61,6 +64,9 @@ def generate(
         int | None,
         typer.Option("--logprobs", help="With --json: log-probabilities of each token and of so many candidates."),
     ] = None,
+    request_id: Annotated[
+        str, typer.Option("--request-id", help="Name of the request; the server makes one up if it has none.")
+    ] = "",
     cache_salt: Annotated[
         str, typer.Option("--cache-salt", help="Share cached prefixes only with prompts of the same salt.")
     ] = "",
@@ -81,6 +87,7 @@ def generate(
         stop=stop or (),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
+        request_id=request_id,
         cache_salt=cache_salt,
     )
     with Client(settings.runner_address, tls=settings.tls()) as client:
@@ -90,13 +97,48 @@ def generate(
                 answer.add(chunk)
                 _show(chunk, answer, json)
         except OctavoError as error:
-            raise StartupError(_sentence(error, settings.runner_address)) from None
+            _end_line(answer, json)
+            raise StartupError(str(error)) from None
         except KeyboardInterrupt:
+            _end_line(answer, json)
             raise typer.Exit(130) from None
     if json:
         print_json(answer.as_json())
     else:
         _finish(answer)
+
+
+@with_settings(ClientSettings, only=_FIELDS, names={"runner_address": ("--address",)})
+def requests(
+    settings: ClientSettings,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")] = False,
+) -> None:
+    """Lists the requests that wait or run, with their sequences at the KV manager."""
+    with Client(settings.runner_address, tls=settings.tls(), timeout=CALL_SECONDS) as client:
+        try:
+            live = client.requests()
+        except OctavoError as error:
+            raise StartupError(str(error)) from None
+    for each in live:
+        state = pb.RequestState.Name(each.state).removeprefix("REQUEST_STATE_").lower()
+        facts = {
+            "request_id": each.request_id,
+            "state": state,
+            "prompt_tokens": each.prompt_tokens,
+            "output_tokens": each.output_tokens,
+            "age_seconds": round(each.age.ToTimedelta().total_seconds(), 3),
+            "sequence_ids": list(each.sequence_ids),
+        }
+        if json:
+            print_json(facts)
+        else:
+            ids = " ".join(each.sequence_ids) or "-"
+            typer.echo(
+                f"{each.request_id}  {state}, {each.prompt_tokens} prompt tokens, {each.output_tokens} generated, "
+                f"{facts['age_seconds']:.1f} s old, sequences: {ids}"
+            )
+    if not live and not json:
+        typer.echo("No request is live.")
 
 
 @dataclass(slots=True)
@@ -193,6 +235,12 @@ def _show(chunk: Chunk, answer: Answer, json: bool) -> None:
         sys.stdout.flush()
 
 
+def _end_line(answer: Answer, json: bool) -> None:
+    """What comes next must not be glued to a half answer."""
+    if answer.choices[0].text and len(answer.choices) == 1 and not json:
+        typer.echo()
+
+
 def _finish(answer: Answer) -> None:
     if len(answer.choices) == 1:
         typer.echo()
@@ -221,9 +269,3 @@ def _usage_json(usage: Usage | None) -> dict[str, Any] | None:
     if usage is None:
         return None
     return {name: getattr(usage, name) for name in Usage.__slots__}
-
-
-def _sentence(error: OctavoError, address: str) -> str:
-    if error.code == "UNAVAILABLE" and not error.reason:
-        return f"No model runner answers at {address}; is it running?"
-    return f"model runner at {address}: {error.sentence} ({error.code})"

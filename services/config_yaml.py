@@ -37,4 +37,4 @@ def _load(path: Path) -> object:
 
 def _suggestion(key: object, known: frozenset[str]) -> str:
     close = difflib.get_close_matches(str(key).replace("-", "_"), known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -49,6 +49,7 @@ _GAUGES = (
 
 _COUNTERS = (
     _Series("allocated_blocks", "Blocks handed out, copies included.", lambda r: r.totals.allocated_blocks),
+    _Series("reused_blocks", "Cached blocks that were hit and held again.", lambda r: r.totals.reused_blocks),
     _Series("freed_blocks", "Blocks whose last holder let go.", lambda r: r.totals.freed_blocks),
     _Series("evicted_blocks", "Cached blocks given up to make room.", lambda r: r.totals.evicted_blocks),
     _Series("forks", "Children made by Fork.", lambda r: r.totals.forks),

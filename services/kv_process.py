@@ -69,10 +69,8 @@ async def serve_kv_manager(
             "kv-manager serves",
             address=running.address,
             metrics=f"http://{running.metrics_address}/metrics",
-            boot_id=running.manager.boot_id,
-            tls=settings.server_tls() is not None,
-            version=octavo_version(),
         )
+        log.debug("kv-manager facts", boot_id=running.manager.boot_id, version=octavo_version())
         if on_serving is not None:
             on_serving(running)
         await stopped.wait()

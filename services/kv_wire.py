@@ -80,6 +80,7 @@ def totals_to_wire(totals: Totals) -> pb.Totals:
     """Counts since the pool was opened."""
     return pb.Totals(
         allocated_blocks=totals.allocated_blocks,
+        reused_blocks=totals.reused_blocks,
         freed_blocks=totals.freed_blocks,
         evicted_blocks=totals.evicted_blocks,
         forks=totals.forks,

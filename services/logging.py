@@ -20,7 +20,7 @@ def configure_logging(level: LogLevel = "info", log_format: LogFormat = "console
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *_stamping(log_format),
             _adding(context),
             *_rendering(log_format),
         ],
@@ -39,6 +39,12 @@ def _adding(context: dict[str, str]) -> structlog.typing.Processor:
     return add
 
 
+def _stamping(log_format: LogFormat) -> list[structlog.typing.Processor]:
+    if log_format == "json":
+        return [structlog.processors.TimeStamper(fmt="iso", utc=True)]
+    return [structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)]
+
+
 def _rendering(log_format: LogFormat) -> list[structlog.typing.Processor]:
     if log_format == "json":
         # Without the locals, which hold prompts and cache salts.
@@ -46,4 +52,4 @@ def _rendering(log_format: LogFormat) -> list[structlog.typing.Processor]:
         return [structlog.processors.ExceptionRenderer(transform), structlog.processors.JSONRenderer()]
     colours = sys.stderr.isatty()
     plain = structlog.dev.plain_traceback
-    return [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain)]
+    return [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain, pad_event_to=0, sort_keys=False)]

@@ -75,7 +75,7 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
     device = _device(settings.device)
     torch.set_num_threads(settings.num_threads or usable_cpus())
     try:
-        with _progress("Loading weights", is_stopped) as on_progress:
+        with _progress(settings, is_stopped) as on_progress:
             loaded = load_model(
                 settings.model or demo_model_path(),
                 weights_dtype=settings.weights_dtype,
@@ -93,16 +93,13 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     kv_dtype = _DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
     memory = KvMemory(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype.itemsize, settings.block_size)
     num_blocks = _num_blocks(settings, memory)
-    log.info("kv cache", arithmetic=memory.describe(num_blocks))
     backend = _backend(settings.attention_backend, loaded, memory, num_blocks, kv_dtype, device)
-    log.info(
-        "model is loaded",
-        model=loaded.name,
-        weights=_dtype_name(loaded.weights_dtype),
-        kv=_dtype_name(kv_dtype),
-        device=str(device),
-        threads=torch.get_num_threads(),
-        attention=backend.name,
+    weights, cache = _dtype_name(loaded.weights_dtype), _dtype_name(kv_dtype)
+    _tell(
+        settings,
+        model=f"{loaded.name}, weights {weights}, K/V {cache}, {backend.name} attention on {device}, "
+        f"{torch.get_num_threads()} threads",
+        kv_cache=memory.describe(num_blocks),
     )
     scheduling = SchedulerLimits(
         block_size=settings.block_size,
@@ -176,18 +173,31 @@ def _device(name: str) -> torch.device:
 
 
 @contextmanager
-def _progress(title: str, is_stopped: Callable[[], bool]) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr that shows bytes done; where stderr is no terminal, one line at the end."""
+def _progress(settings: ModelRunnerSettings, is_stopped: Callable[[], bool]) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr that shows bytes done, from the first tensor on; with JSON logs none."""
+    columns = (TextColumn("Loading weights"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    progress = Progress(*columns, console=Console(file=sys.stderr), disable=settings.log_format == "json")
+    task = progress.add_task("weights", total=None)
 
     def on_progress(done: int, total: int) -> None:
         if is_stopped():
             raise StartupError("The process was told to stop while it loaded the model.")
+        progress.start()
         progress.update(task, completed=done, total=total)
 
-    columns = (TextColumn(title), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
-        task = progress.add_task(title, total=None)
+    try:
         yield on_progress
+    finally:
+        progress.stop()
+
+
+def _tell(settings: ModelRunnerSettings, **facts: object) -> None:
+    """What an operator wants to see of every start, whatever the log level."""
+    if settings.log_format == "json":
+        log.info("model is loaded", **facts)
+        return
+    for what, fact in facts.items():
+        print(f"{what.replace('_', ' ')}: {fact}", file=sys.stderr)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -18,7 +18,7 @@ from services.config import ModelRunnerSettings
 from services.endpoint import Endpoint, ServiceKind, open_endpoint
 from services.errors import RUNNER_DOMAIN, StartupError
 from services.grpc_server import RUNNER_MAX_RECEIVE_BYTES
-from services.metrics import new_registry, octavo_version
+from services.metrics import new_registry
 from services.model_setup import Setup, set_up_model
 from services.runner_errors import runner_failure
 from services.runner_metrics import RunnerMetrics
@@ -34,6 +34,9 @@ KIND = ServiceKind(
     "runner_address",
     "runner_metrics_address",
 )
+
+LATE_SECONDS = 1.0
+"""A KV manager that is there answers sooner."""
 
 log = structlog.get_logger()
 
@@ -69,6 +72,15 @@ class _Readiness:
             case EngineState.WAITING_FOR_BOOKS | EngineState.REFUSED:
                 log.warning("waiting for the KV manager", kv_manager=self._kv_address, reason=sentence)
 
+    def warn_if_late(self) -> None:
+        """Says what the runner waits for, unless it serves in a moment."""
+        self._loop.call_later(LATE_SECONDS, self._warn_unless_served)
+
+    def _warn_unless_served(self) -> None:
+        if not self._served:
+            hint = f"octavo kv-manager --kv-address {self._kv_address}"
+            log.warning("waiting for the KV manager", kv_manager=self._kv_address, start_it_with=hint)
+
     def _end(self, sentence: str) -> None:
         if not self.refused.done():
             self.refused.set_result(sentence)
@@ -88,8 +100,6 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
             "model-runner starts",
             address=endpoint.address,
             metrics=f"http://{endpoint.metrics_address}/metrics",
-            tls=settings.server_tls() is not None,
-            version=octavo_version(),
         )
         grace_seconds = 0.0
         try:
@@ -119,8 +129,8 @@ async def _serve(
         setup.executor, books, setup.tokenizer, setup.options, servicer.streams.deliver, readiness.listen, metrics
     )
     servicer.served = ServedModel(engine, setup.tokenizer, setup.limits, setup.describe(settings.pool_id))
-    log.info("waiting for the KV manager", kv_manager=settings.kv_address)
     engine.start()
+    readiness.warn_if_late()
     refusal = await _unless_stopped(readiness.refused, stopped)
     if refusal is not None:
         raise StartupError(f"The KV manager at {settings.kv_address} refuses this runner's pool: {refusal}.")

@@ -13,10 +13,11 @@ from octavo.runner.v1 import model_runner_pb2_grpc
 
 from model_runner.engine import Engine
 from model_runner.engine_types import EngineState
+from model_runner.request import GenerateRequest
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import InvalidRequest, Limits, validate
 from services.runner_errors import NotReady, UnknownModel
-from services.runner_wire import read_request, write_chunk, write_view
+from services.runner_wire import field_path, read_request, write_chunk, write_view
 from services.streams import Streams
 
 RUNNER_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ModelRunnerService"].full_name
@@ -50,7 +51,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         served = self._ready(request.model)
         prompt_token_ids = await self._prompt_token_ids(served, request)
         parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids)
-        validate(parsed, served.limits)
+        _validate(request, parsed, served.limits)
         served.engine.submit(parsed)
         stream = self.streams.open(parsed.request_id)
         try:
@@ -118,6 +119,13 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
                 return await asyncio.to_thread(_encode_chat, served.tokenizer, messages)
             case _:
                 raise InvalidRequest("prompt", "The request has no prompt; give text, token_ids or chat.")
+
+
+def _validate(message: pb.GenerateRequest, parsed: GenerateRequest, limits: Limits) -> None:
+    try:
+        validate(parsed, limits)
+    except InvalidRequest as error:
+        raise InvalidRequest(field_path(message, error.field), str(error)) from None
 
 
 def _encode_chat(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> list[int]:

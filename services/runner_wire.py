@@ -27,6 +27,21 @@ _REASONS_BACK = {value: reason for reason, value in _REASONS.items()}
 _NANOS = 1_000_000_000
 
 
+FIELD_PATHS = {
+    "prompt_token_ids": "token_ids.ids",
+    **{name: f"sampling.{name}" for name in SamplingParams.__slots__},
+    **{name: f"stop.{name}" for name in StopConditions.__slots__},
+}
+"""Where a field of the engine's request stands in the message, when it is not at the top under its own name."""
+
+
+def field_path(message: pb.GenerateRequest, field: str) -> str:
+    """The path of the message's field that `field` of a GenerateRequest came from."""
+    if field == "prompt_token_ids" and message.WhichOneof("prompt") in ("text", "chat"):
+        return str(message.WhichOneof("prompt"))
+    return FIELD_PATHS.get(field, field)
+
+
 def read_request(message: pb.GenerateRequest, request_id: str, prompt_token_ids: Sequence[int]) -> GenerateRequest:
     """A request as the engine knows it; values are taken as they are, for validation to judge."""
     sampling, stop = message.sampling, message.stop

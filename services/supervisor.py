@@ -15,7 +15,6 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.channels import ClientTls, open_channel
-from services.errors import StartupError
 
 POLL_SECONDS = 0.1
 KILL_AFTER_SECONDS = 5.0
@@ -26,6 +25,14 @@ _PR_SET_PDEATHSIG = 1
 
 class Interrupted(Exception):
     """SIGINT or SIGTERM arrived."""
+
+
+class ServiceEnded(Exception):
+    """A service has ended on its own. With code EXIT_UNABLE it has said in one line why it could not start."""
+
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(f"{name} has ended with exit code {code}; both are stopped.")
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +61,47 @@ class Supervisor:
         return service
 
     def wait_ready(self, service: Service) -> None:
-        """Returns once grpc.health.v1 says SERVING. Raises StartupError when a service has ended instead."""
+        """Returns once grpc.health.v1 says SERVING. Raises ServiceEnded when one has ended instead."""
         with open_channel(service.address, self._tls) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while not _is_serving(stub):
                 self.check_alive()
                 time.sleep(POLL_SECONDS)
+        # What answered might be somebody else's, while ours could not listen.
+        self.check_alive()
 
     def check_alive(self) -> None:
-        """Raises StartupError when a service has ended; it has said why on stderr."""
+        """Raises ServiceEnded when a service has ended."""
         for service in self.services:
             code = service.process.poll()
             if code is not None:
-                raise StartupError(f"{service.name} has ended with exit code {code}; both are stopped.")
+                raise ServiceEnded(service.name, code)
 
     def wait(self) -> None:
-        """Returns never: raises StartupError when a service ends, Interrupted on a signal."""
+        """Returns never: raises ServiceEnded when a service ends, Interrupted on a signal."""
         while True:
             self.check_alive()
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
-        """Ends all services, the one started last first: the runner gives its blocks back before the books close."""
-        for service in reversed(self.services):
-            _stop(service.process, self._grace_seconds + KILL_AFTER_SECONDS)
+        """Ends all services, the one started last first: the runner gives its blocks back before the books close.
+
+        Requests have the grace time to finish. Another signal while we wait ends everything at once.
+        """
+        try:
+            for service in reversed(self.services):
+                _stop(service.process, self._grace_seconds + KILL_AFTER_SECONDS)
+        except Interrupted:
+            for service in self.services:
+                service.process.kill()
+                service.process.wait()
         self.services.clear()
 
 
 def raise_on_signals() -> None:
-    """Turns the first SIGINT or SIGTERM into Interrupted; later ones are ignored while the services stop."""
+    """Makes each SIGINT or SIGTERM raise Interrupted in the main thread."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
         raise Interrupted
 
     for each in (signal.SIGINT, signal.SIGTERM):

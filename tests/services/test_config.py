@@ -79,7 +79,7 @@ def test_an_unknown_key_is_refused_and_a_likely_one_named(tmp_path: Path) -> Non
     path.write_text("blok_size: 16\n")
     sentence = refusal(KvManagerSettings, config=str(path))
     assert str(path) in sentence
-    assert "'blok_size'; did you mean 'block_size'?" in sentence
+    assert "'blok_size' (did you mean 'block_size'?)." in sentence
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,8 @@ def pages(stub: Any, size: int) -> Iterator[list[str]]:
 def test_messages_carry_every_field() -> None:
     occupancy = Occupancy(*range(1, 9))
     assert [value for _, value in wire.occupancy_to_wire(occupancy).ListFields()] == list(range(1, 9))
-    totals = Totals(*range(1, 10))
-    assert [value for _, value in wire.totals_to_wire(totals).ListFields()] == list(range(1, 10))
+    totals = Totals(*range(1, 11))
+    assert {field.name: value for field, value in wire.totals_to_wire(totals).ListFields()} == asdict(totals)
     spec = PoolSpec(9, 4, 10, "m")
     assert wire.spec_from_wire(wire.spec_to_wire(spec)) == spec
     assert wire.scope_from_wire(pb.CacheScope(adapter_id="a", adapter_version="v", salt="s")) == CacheScope(

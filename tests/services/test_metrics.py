@@ -60,6 +60,7 @@ def test_the_books_are_shown_while_idle(tmp_path: Path) -> None:
         "sequences": 2,
         "books_imbalance": 0,
         "allocated_blocks_total": 5,  # 3 for a, 1 copy, 1 for c
+        "reused_blocks_total": 0,  # the hit blocks were held, not cached
         "freed_blocks_total": 1,
         "evicted_blocks_total": 0,
         "forks_total": 1,

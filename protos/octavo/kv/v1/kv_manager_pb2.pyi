@@ -39,7 +39,7 @@ class Occupancy(_message.Message):
     def __init__(self, usable_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., stored_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., sequences: _Optional[int] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("allocated_blocks", "freed_blocks", "evicted_blocks", "forks", "copies", "queried_tokens", "hit_tokens", "allocation_failures", "unknown_frees")
+    __slots__ = ("allocated_blocks", "freed_blocks", "evicted_blocks", "forks", "copies", "queried_tokens", "hit_tokens", "allocation_failures", "unknown_frees", "reused_blocks")
     ALLOCATED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class Totals(_message.Message):
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ALLOCATION_FAILURES_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FREES_FIELD_NUMBER: _ClassVar[int]
+    REUSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     allocated_blocks: int
     freed_blocks: int
     evicted_blocks: int
@@ -58,7 +59,8 @@ class Totals(_message.Message):
     hit_tokens: int
     allocation_failures: int
     unknown_frees: int
-    def __init__(self, allocated_blocks: _Optional[int] = ..., freed_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., forks: _Optional[int] = ..., copies: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., allocation_failures: _Optional[int] = ..., unknown_frees: _Optional[int] = ...) -> None: ...
+    reused_blocks: int
+    def __init__(self, allocated_blocks: _Optional[int] = ..., freed_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., forks: _Optional[int] = ..., copies: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., allocation_failures: _Optional[int] = ..., unknown_frees: _Optional[int] = ..., reused_blocks: _Optional[int] = ...) -> None: ...
 
 class CacheScope(_message.Message):
     __slots__ = ("adapter_id", "adapter_version", "salt")
