@@ -103,9 +103,11 @@ class BlockPool:
             self.stored_tokens += gained
 
     def publish(self, block: int, name: bytes) -> None:
-        """Makes a full held block findable under `name`."""
-        if self.names[block] is not None:
+        """Makes a full held block findable under `name`. Raises BrokenBooks for a block that has another name."""
+        if self.names[block] == name:
             return
+        if self.names[block] is not None:
+            raise BrokenBooks(f"block {block} was published under a second name", block=block)
         self.names[block] = name
         owner = self.index.owner(name)
         if owner is not None and not self.counts[owner]:

@@ -61,6 +61,12 @@ class StaleEpoch(KvError):
     reason = "STALE_EPOCH"
 
 
+class NotOwner(KvError):
+    """The sequence belongs to a runner, and the caller does not speak for it."""
+
+    reason = "NOT_OWNER"
+
+
 class PoolBusy(KvError):
     """The verb needs a pool without live sequences."""
 

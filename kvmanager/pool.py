@@ -10,13 +10,22 @@ from dataclasses import dataclass
 
 from kvmanager.blocks import BlockPool
 from kvmanager.check import check_pool
-from kvmanager.errors import InvalidArgument, NeverFits, PoolBusy, PoolShort, SequenceExists, UnknownSequence
+from kvmanager.errors import (
+    InvalidArgument,
+    NeverFits,
+    NotOwner,
+    PoolBusy,
+    PoolShort,
+    SequenceExists,
+    UnknownSequence,
+)
 from kvmanager.eviction import LruEviction
 from kvmanager.hashing import HashChain
 from kvmanager.prefix_index import HashIndex
 from kvmanager.sequence import Sequence
 from kvmanager.types import (
     BASE_SCOPE,
+    MAX_CHILDREN,
     Allocation,
     Append,
     BlockCopy,
@@ -53,7 +62,8 @@ class Pool:
     """The books of one pool. Not thread-safe: one owner calls it.
 
     Every verb raises InvalidArgument for a request that makes no sense, and leaves the books as they were whenever it
-    raises.
+    raises. `caller` is the epoch that a caller speaks for, 0 for people and tools: what a runner has allocated only it
+    may change, because only it knows what is being written (NotOwner).
     """
 
     def __init__(self, spec: PoolSpec) -> None:
@@ -78,6 +88,7 @@ class Pool:
         headroom_blocks: int = 0,
         skip_cache_read: bool = False,
         resumed: bool = False,
+        caller: int = 0,
     ) -> Allocation:
         """Looks up the cached prefix and allocates blocks for all of `token_ids`.
 
@@ -100,31 +111,35 @@ class Pool:
             self.block_pool.share(block)
         blocks = hits + [self.block_pool.take() for _ in range(num_blocks - len(hits))]
         cached = len(hits) * self.spec.block_size
-        self.live[sequence_id] = Sequence(sequence_id, chain, blocks, cached, cached)
+        self.live[sequence_id] = Sequence(sequence_id, caller, chain, blocks, cached, cached)
         self.table_entries += num_blocks
         if not skip_cache_read and not resumed:
             self.totals.queried_tokens += num_tokens
             self.totals.hit_tokens += cached
         return Allocation(tuple(blocks), cached)
 
-    def append(self, appends: Seq[Append]) -> list[Grant]:
+    def append(self, appends: Seq[Append], *, caller: int = 0) -> list[Grant]:
         """Commits computed tokens, tells new ones and grows the block tables: all of the sequences or none.
 
         A full block whose tokens are computed can be hit from now on. A shared block that the sequence will write
         next is replaced by a copy. Raises UnknownSequence, NeverFits, PoolShort.
         """
-        plans = self._plan_appends(appends)
+        plans = self._plan_appends(appends, caller)
         self._check_available(sum(plan.needed_blocks for plan in plans), 0)
         return [self._apply_append(plan) for plan in plans]
 
-    def fork(self, parent_id: str, child_ids: Seq[str]) -> tuple[int, ...]:
+    def fork(self, parent_id: str, child_ids: Seq[str], *, caller: int = 0) -> tuple[int, ...]:
         """Makes children that share all blocks of the parent and returns their block table.
 
         Parent and children must append() before they next write. Raises UnknownSequence, SequenceExists.
         """
-        parent = self.sequence(parent_id)
-        if not child_ids:
-            raise InvalidArgument(f"fork of {parent_id!r} names no child; name at least one")
+        parent = self._owned(parent_id, caller)
+        if not 1 <= len(child_ids) <= MAX_CHILDREN:
+            raise InvalidArgument(
+                f"fork of {parent_id!r} names {len(child_ids)} children; name 1 to {MAX_CHILDREN}",
+                children=len(child_ids),
+                maximum=MAX_CHILDREN,
+            )
         if len(set(child_ids)) < len(child_ids):
             raise InvalidArgument(f"fork of {parent_id!r} names a child twice")
         for child_id in child_ids:
@@ -138,15 +153,15 @@ class Pool:
         self.totals.forks += len(child_ids)
         return tuple(parent.blocks)
 
-    def free(self, frees: Seq[Append]) -> FreeOutcome:
+    def free(self, frees: Seq[Append], *, caller: int = 0) -> FreeOutcome:
         """Commits a last time and ends the sequences. Unknown ones are counted and change nothing."""
         known = {free.sequence_id: free for free in frees if free.sequence_id in self.live}
-        commits = [self._parse_commit(free) for free in known.values()]
+        commits = [self._parse_commit(free, caller) for free in known.values()]
 
         for sequence, token_ids, computed in commits:
             self._commit(sequence, token_ids, computed)
             self._end(sequence)
-        unknown = len(frees) - len(known)
+        unknown = len({free.sequence_id for free in frees}) - len(known)
         self.totals.unknown_frees += unknown
         return FreeOutcome(len(known), unknown)
 
@@ -272,8 +287,20 @@ class Pool:
                 available_blocks=available,
             )
 
-    def _parse_commit(self, append: Append) -> tuple[Sequence, array[int], int]:
-        sequence = self.sequence(append.sequence_id)
+    def _owned(self, sequence_id: str, caller: int) -> Sequence:
+        sequence = self.sequence(sequence_id)
+        if sequence.owner and sequence.owner != caller:
+            raise NotOwner(
+                f"sequence {sequence_id!r} belongs to the runner of epoch {sequence.owner}, which may be writing its "
+                f"blocks; the caller speaks for epoch {caller}",
+                sequence_id=sequence_id,
+                epoch=sequence.owner,
+                caller_epoch=caller,
+            )
+        return sequence
+
+    def _parse_commit(self, append: Append, caller: int) -> tuple[Sequence, array[int], int]:
+        sequence = self._owned(append.sequence_id, caller)
         token_ids = parse_token_ids(append.token_ids)
         computed = append.computed_tokens or sequence.computed
         known = sequence.num_tokens + len(token_ids)
@@ -286,17 +313,35 @@ class Pool:
                 known_tokens=known,
                 block_tokens=room,
             )
+        self._check_own_writes(sequence, computed)
         return sequence, token_ids, computed
 
-    def _plan_appends(self, appends: Seq[Append]) -> list[_AppendPlan]:
+    def _check_own_writes(self, sequence: Sequence, computed: int) -> None:
+        """Refuses tokens that are told as computed at once, in a block with another holder: it was written for both.
+
+        Tokens known before may be committed in a shared block: they were computed before the fork, for all.
+        """
+        if computed <= sequence.num_tokens:
+            return
+        for index in range(sequence.num_tokens // self.spec.block_size, self._blocks_for(computed)):
+            block = sequence.blocks[index]
+            if self.block_pool.counts[block] > 1:
+                raise InvalidArgument(
+                    f"sequence {sequence.sequence_id!r} says that it computed tokens in block {block}, which "
+                    f"{self.block_pool.counts[block]} block tables name; after a fork, append before the next write",
+                    computed_tokens=computed,
+                    block=block,
+                )
+
+    def _plan_appends(self, appends: Seq[Append], caller: int) -> list[_AppendPlan]:
         if len({append.sequence_id for append in appends}) < len(appends):
             raise InvalidArgument("an append names a sequence twice; put all its tokens into one entry")
         given_up: dict[int, int] = {}
-        return [self._plan_append(append, given_up) for append in appends]
+        return [self._plan_append(append, caller, given_up) for append in appends]
 
-    def _plan_append(self, append: Append, given_up: dict[int, int]) -> _AppendPlan:
+    def _plan_append(self, append: Append, caller: int, given_up: dict[int, int]) -> _AppendPlan:
         """Plans one append; `given_up` counts, by block, the holders that earlier plans of the call take away."""
-        sequence, token_ids, computed = self._parse_commit(append)
+        sequence, token_ids, computed = self._parse_commit(append, caller)
         num_tokens = sequence.num_tokens + len(token_ids)
         num_blocks = self._blocks_for(num_tokens)
         self._check_fits(append.sequence_id, num_tokens, num_blocks)

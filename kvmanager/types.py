@@ -12,6 +12,8 @@ MAX_BLOCKS = 1 << 24
 MAX_BLOCK_SIZE = 1 << 10
 MAX_ID_BYTES = 256
 MAX_SALT_BYTES = 128
+MAX_CHILDREN = 1024
+"""Of one fork."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,14 @@ class BooksUnreachable(Exception):
 
 
 class BooksRefused(Exception):
-    """The KV manager refuses for good, and says why: other facts of the pool, or a fault of this program."""
+    """The KV manager refuses for good, and says why: other facts of the pool, or a fault of this program.
+
+    reason: the KV manager's word for it, such as SEQUENCE_EXISTS.
+    """
+
+    def __init__(self, sentence: str, reason: str = "") -> None:
+        super().__init__(sentence)
+        self.reason = reason
 
 
 class BooksTaken(Exception):

@@ -24,6 +24,7 @@ from model_runner.engine_types import (
     EngineStopped,
     Executor,
     Failure,
+    FailureKind,
     QueueFull,
     StateListener,
 )
@@ -40,7 +41,9 @@ log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.25
 """Between two attempts to reach the KV manager."""
-STARVED_SECONDS = 0.02
+HEARTBEAT_SECONDS = 1.0
+"""Between two questions to the KV manager whether it is still there, while nothing else is asked of it."""
+STARVED_SECONDS = 0.1
 """Before the first in line is tried again while nothing runs: others hold the blocks of our pool."""
 MAX_LOSSES = 3
 """Times in a row that the books may be lost before one step succeeds; then the requests at hand are failed."""
@@ -80,7 +83,7 @@ class Engine:
         self._lock = threading.Condition()
         self._live: dict[str, LiveRequest] = {}
         self._arrived: list[LiveRequest] = []
-        self._aborted: list[str] = []
+        self._aborted: list[LiveRequest] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
@@ -102,8 +105,11 @@ class Engine:
     def state(self) -> EngineState:
         return self._state
 
-    def submit(self, request: GenerateRequest) -> None:
-        """Takes in a validated request. Raises DuplicateRequest, QueueFull, EngineStopped."""
+    def submit(self, request: GenerateRequest) -> LiveRequest:
+        """Takes in a validated request and returns the handle to cancel it by.
+
+        Raises DuplicateRequest, QueueFull, EngineStopped.
+        """
         live = LiveRequest(request, arrived_at=time.monotonic())
         live.sequences.append(self._generation.first_sequence(live))
         with self._lock:
@@ -117,14 +123,22 @@ class Engine:
             self._live[request.request_id] = live
             self._arrived.append(live)
             self._lock.notify()
+        return live
+
+    def cancel(self, live: LiveRequest) -> None:
+        """Ends this request before the next step, and never a later one of the same id."""
+        with self._lock:
+            self._aborted.append(live)
+            self._lock.notify()
 
     def abort(self, request_ids: Sequence[str]) -> tuple[int, int]:
         """Ends requests before the next step. Returns how many were live, and how many unknown."""
         with self._lock:
-            known = [request_id for request_id in dict.fromkeys(request_ids) if request_id in self._live]
+            asked = dict.fromkeys(request_ids)
+            known = [self._live[request_id] for request_id in asked if request_id in self._live]
             self._aborted.extend(known)
             self._lock.notify()
-        return len(known), len(request_ids) - len(known)
+        return len(known), len(asked) - len(known)
 
     def requests(self) -> list[RequestView]:
         """The live requests, oldest first."""
@@ -159,7 +173,7 @@ class Engine:
         with self._lock:
             arrived, self._arrived = self._arrived, []
             ended, self._aborted = self._aborted, []
-            aborted = [self._live[request_id] for request_id in dict.fromkeys(ended) if request_id in self._live]
+            aborted = [live for live in dict.fromkeys(ended) if self._live.get(live.request.request_id) is live]
             stopping = self._stopping
         for live in arrived:
             self._scheduler.add(live.sequences[0])
@@ -167,17 +181,25 @@ class Engine:
         return stopping
 
     def _wait(self) -> None:
-        """Sleeps until something arrives; with a line that nobody serves, only for a moment."""
+        """Sleeps until something arrives; with a line that nobody serves, only for a moment.
+
+        When nothing has arrived, asks the KV manager whether it is still there: operators look at health while idle.
+        """
         with self._lock:
-            if not (self._arrived or self._aborted or self._stopping):
-                self._lock.wait(STARVED_SECONDS if self._scheduler.waiting else None)
+            if self._arrived or self._aborted or self._stopping:
+                return
+            woken = self._lock.wait(STARVED_SECONDS if self._scheduler.waiting else HEARTBEAT_SECONDS)
+        if not woken:
+            self._books.append([])
 
     def _step(self) -> bool:
         """One step; false when there was nothing to compute."""
         started = time.monotonic()
         self._books.seconds = 0.0
         plan = self._scheduler.schedule()
-        self._fail([(sequence.live, sentence) for sequence, sentence in plan.refused])
+        for sequence, error in plan.refused:
+            kind = FailureKind.NAME_TAKEN if error.reason == "SEQUENCE_EXISTS" else FailureKind.ENGINE
+            self._fail([sequence.live], str(error), kind)
         if not plan.work:
             return False
         self._note_admissions(plan, started)
@@ -295,9 +317,7 @@ class Engine:
         with self._lock:
             self._stopping = True
             lives = list(self._live.values())
-        self._fail(
-            [(live, f"this runner has lost its KV pool to another one: {error}") for live in lives], elsewhere=True
-        )
+        self._fail(lives, f"this runner has lost its KV pool to another one: {error}", FailureKind.ELSEWHERE)
 
     def _fail_at_hand(self, error: Exception) -> None:
         """Fails whoever runs, or else the first in line: somebody among them brought the engine down."""
@@ -305,16 +325,16 @@ class Engine:
         at_hand = scheduler.running or list(scheduler.waiting)[:1]
         lives = {id(sequence.live): sequence.live for sequence in at_hand}
         sentence = f"the engine failed while it worked on this request: {type(error).__name__}; see the server's log"
-        self._fail([(live, sentence) for live in lives.values()])
+        self._fail(list(lives.values()), sentence, FailureKind.ENGINE)
 
-    def _fail(self, failures: Sequence[tuple[LiveRequest, str]], *, elsewhere: bool = False) -> None:
-        for live, _ in failures:
+    def _fail(self, lives: Sequence[LiveRequest], sentence: str, kind: FailureKind) -> None:
+        for live in lives:
             self._release(live.sequences)
             self._observer.on_finish(None, live.usage(time.monotonic()))
             with self._lock:
                 del self._live[live.request.request_id]
-        if failures:
-            self._deliver([Failure(live.request.request_id, sentence, elsewhere) for live, sentence in failures])
+        if lives:
+            self._deliver([Failure(live.request.request_id, sentence, kind) for live in lives])
 
     def _abort_now(self, lives: Sequence[LiveRequest]) -> None:
         if not lives:

@@ -37,16 +37,21 @@ class EngineState(Enum):
     STOPPED = "stopped"
 
 
+class FailureKind(Enum):
+    """Whose turn it is after a failure."""
+
+    ENGINE = "the engine has a fault"
+    ELSEWHERE = "another server may well serve the request"
+    NAME_TAKEN = "the request must take another id: the KV manager has its sequences already"
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that ended without an answer; the sentence is for its client.
-
-    elsewhere: another server may well serve it; else it is the engine's fault.
-    """
+    """A request that ended without an answer; the sentence is for its client."""
 
     request_id: str
     sentence: str
-    elsewhere: bool = False
+    kind: FailureKind
 
 
 class Executor(Protocol):

@@ -86,6 +86,9 @@ class Generation:
             return []
         live.forked = True
         children = [self._choice(live, index, parent.token_ids[:]) for index in range(1, live.request.num_choices)]
+        for child in children:
+            # Also if its fork fails: it is not looked up as a new prompt then.
+            child.admitted_before = True
         live.sequences.extend(children)
         if children:
             outcome.forks.append((parent, children))

@@ -57,7 +57,11 @@ class StepPlan:
     copies: list[CopyOrder] = field(default_factory=list)
     preemptions: int = 0
     prefill_tokens: int = 0
-    refused: list[tuple[Sequence, str]] = field(default_factory=list)
+    refused: list[tuple[Sequence, BooksRefused]] = field(default_factory=list)
+
+
+STEPS_BETWEEN_TRIES = 32
+"""Between two tries to admit the first in line while no block of ours has come back."""
 
 
 class Scheduler:
@@ -71,6 +75,7 @@ class Scheduler:
         self._limits = limits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self._steps_refused = 0
         self._admission_failed = False
         """The books refused the first in line, and no block has come back since."""
 
@@ -138,7 +143,9 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan) -> None:
         """Lets sequences in from the front of the line, until one has to wait."""
-        if self._admission_failed and self.running:
+        # A try costs a round trip: it waits until blocks of ours come back, and only now and then asks for others'.
+        self._steps_refused = self._steps_refused + 1 if self._admission_failed else 0
+        if self._steps_refused % STEPS_BETWEEN_TRIES and self.running:
             return
         chunk = self._limits.chunk
         budget = self._limits.max_batched_tokens - sum(min(sequence.pending, chunk) for sequence in self.running)
@@ -148,7 +155,8 @@ class Scheduler:
             try:
                 self._admission_failed = not self._allocate(sequence)
             except BooksRefused as error:
-                plan.refused.append((self.waiting.popleft(), str(error)))
+                plan.refused.append((self.waiting.popleft(), error))
+                self._admission_failed = False
                 continue
             if self._admission_failed:
                 return
@@ -193,6 +201,8 @@ class Scheduler:
         gone = set(map(id, sequences))
         self.running = [sequence for sequence in self.running if id(sequence) not in gone]
         if any(not sequence.block_table for sequence in sequences):
+            # It may have been the first in line, who held up the others.
+            self._admission_failed = False
             self.waiting = deque(sequence for sequence in self.waiting if id(sequence) not in gone)
 
 

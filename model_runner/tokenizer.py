@@ -26,8 +26,10 @@ class Tokenizer:
         self.backend = backend
         self.eos_token_ids = tuple(eos_token_ids)
         self.chat_template = chat_template
+        vocabulary = backend.get_vocab(with_added_tokens=True)
         # One more than the highest id: ids may have gaps.
-        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.longest_token_bytes = max((len(token.encode()) for token in vocabulary), default=1)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; special tokens written out in the text are taken as such.
@@ -35,7 +37,8 @@ class Tokenizer:
         add_special_tokens: with those that the model's settings put around a text. Not for a rendered chat, which
         has all of its special tokens.
         """
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # The batch call lets other threads run meanwhile; encode() would stop the whole process for a long text.
+        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text; ids outside the vocabulary leave no trace, bytes that are not UTF-8 become U+FFFD."""

@@ -20,6 +20,7 @@ from model_runner.request import (
 )
 
 MAX_TOP_K = 2**31 - 1
+_NORMALISATION_SLACK = 4
 MAX_SEED = 2**64 - 1
 
 
@@ -41,6 +42,20 @@ class InvalidRequest(ValueError):
     def __init__(self, field: str, sentence: str) -> None:
         super().__init__(sentence)
         self.field = field
+
+
+def check_text_size(field: str, text: str, longest_token_bytes: int, limits: Limits) -> None:
+    """Refuses a text that must have too many tokens, before anybody spends time and memory on finding out how many.
+
+    Tokenizers may shorten a text before they cut it, hence the slack. Raises InvalidRequest.
+    """
+    size, most = _utf8_size(text), _NORMALISATION_SLACK * longest_token_bytes * limits.max_sequence_tokens
+    if size > most:
+        raise InvalidRequest(
+            field,
+            f"The text has {size} bytes, and a sequence here holds at most {limits.max_sequence_tokens} tokens, which "
+            f"no text above {most} bytes fits; shorten it.",
+        )
 
 
 def validate(request: GenerateRequest, limits: Limits) -> None:

@@ -159,7 +159,7 @@ class GrpcBooks:
             raise BooksLost(view.sentence) from error
         if view.code in _UNREACHABLE:
             raise BooksUnreachable(f"No answer from the KV manager at {self.address}: {view.sentence}") from error
-        raise BooksRefused(view.sentence) from error
+        raise BooksRefused(view.sentence, view.reason) from error
 
 
 def _appends(updates: Sequence[SequenceUpdate]) -> list[pb.SequenceAppend]:

@@ -63,6 +63,7 @@ class InProcessBooks:
                 headroom_blocks=headroom_blocks,
                 skip_cache_read=skip_cache_read,
                 resumed=resumed,
+                caller=self._epoch,
             )
         except PoolShort:
             return None
@@ -73,7 +74,7 @@ class InProcessBooks:
     def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
         """Commits and grows all of the sequences; None while the pool is too full for all."""
         try:
-            grants = self._pool().append(_appends(updates))
+            grants = self._pool().append(_appends(updates), caller=self._epoch)
         except PoolShort:
             return None
         except KvError as error:
@@ -83,14 +84,14 @@ class InProcessBooks:
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
         """Gives each child the parent's block table."""
         try:
-            self._pool().fork(parent_id, child_ids)
+            self._pool().fork(parent_id, child_ids, caller=self._epoch)
         except KvError as error:
             _refuse(error)
 
     def free(self, updates: Sequence[SequenceUpdate]) -> None:
         """Commits a last time and ends the sequences; unknown ones are ignored."""
         try:
-            self._pool().free(_appends(updates))
+            self._pool().free(_appends(updates), caller=self._epoch)
         except KvError as error:
             _refuse(error)
 
@@ -105,6 +106,10 @@ class InProcessBooks:
             # Another runner has the pool by now, or it was closed: nothing of ours is left in it.
             return
 
+    @property
+    def _epoch(self) -> int:
+        return self._opened[1] if self._opened else 0
+
     def _pool(self) -> Pool:
         if self._opened is None:
             raise BooksLost(f"Pool {self._pool_id!r} was never opened.")
@@ -116,7 +121,7 @@ def _refuse(error: KvError) -> NoReturn:
         raise BooksTaken(str(error)) from error
     if isinstance(error, UnknownPool):
         raise BooksLost(str(error)) from error
-    raise BooksRefused(str(error)) from error
+    raise BooksRefused(str(error), error.reason) from error
 
 
 def _appends(updates: Sequence[SequenceUpdate]) -> list[Append]:

@@ -28,6 +28,12 @@ def run_or_exit_2(work: Callable[[], None]) -> None:
         raise typer.Exit(EXIT_UNABLE) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    except BrokenPipeError:
+        # The reader of our output went away (`octavo pool | head -1`): typer ends the command for it.
+        raise
+    except OSError as error:
+        typer.echo(f"octavo: cannot write the output: {error.strerror}.", err=True)
+        raise typer.Exit(EXIT_UNABLE) from None
 
 
 def rpc_failed(error: grpc.RpcError, what: str, address: str) -> StartupError:

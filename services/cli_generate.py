@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -91,7 +91,7 @@ def generate(
         cache_salt=cache_salt,
     )
     with Client(settings.runner_address, tls=settings.tls()) as client:
-        answer = Answer(n)
+        answer = Answer(max(1, n))
         try:
             for chunk in client.stream(request):
                 answer.add(chunk)
@@ -162,7 +162,8 @@ class Answer:
     """What has come of a request, and when."""
 
     def __init__(self, num_choices: int) -> None:
-        self.choices = [Choice() for _ in range(max(1, num_choices))]
+        self.num_choices = num_choices
+        self.choices: defaultdict[int, Choice] = defaultdict(Choice)
         self.usage: Usage | None = None
         self._started = time.monotonic()
         self._first: float | None = None
@@ -185,8 +186,8 @@ class Answer:
         first = self.choices[0].as_json(0)
         del first["choice_index"]
         line: dict[str, Any] = {**first, "usage": _usage_json(self.usage)}
-        if len(self.choices) > 1:
-            line["choices"] = [choice.as_json(index) for index, choice in enumerate(self.choices)]
+        if self.num_choices > 1:
+            line["choices"] = [choice.as_json(index) for index, choice in sorted(self.choices.items())]
         return line
 
     def summary(self) -> str:
@@ -195,7 +196,7 @@ class Answer:
         if usage is None or self._first is None:
             return "no answer"
         decoding = self._last - self._first
-        later = usage.output_tokens - len(self.choices)
+        later = usage.output_tokens - self.num_choices
         speed = f"{later / decoding:.1f}" if decoding > 0 and later > 0 else "-"
         return (
             f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} cached, "
@@ -230,22 +231,21 @@ def _show(chunk: Chunk, answer: Answer, json: bool) -> None:
     """One chunk as it comes. Several choices would mix on a terminal, so there they are shown when they are whole."""
     if json:
         print_json(_chunk_json(chunk))
-    elif len(answer.choices) == 1:
-        typer.echo(chunk.text, nl=False)
-        sys.stdout.flush()
+    elif answer.num_choices == 1:
+        print(chunk.text, end="", flush=True)
 
 
 def _end_line(answer: Answer, json: bool) -> None:
     """What comes next must not be glued to a half answer."""
-    if answer.choices[0].text and len(answer.choices) == 1 and not json:
+    if answer.choices[0].text and answer.num_choices == 1 and not json:
         typer.echo()
 
 
 def _finish(answer: Answer) -> None:
-    if len(answer.choices) == 1:
+    if answer.num_choices == 1:
         typer.echo()
     else:
-        for index, choice in enumerate(answer.choices):
+        for index, choice in sorted(answer.choices.items()):
             typer.echo(f"[{index}] {choice.text}")
     typer.echo(answer.summary(), err=True)
 

@@ -57,7 +57,10 @@ def pool(
     json: Json = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Seconds between two looks of --watch.")
+        float,
+        typer.Option(
+            "--interval", min=0.1, max=86_400, metavar="SECONDS", help="Seconds between two looks of --watch."
+        ),
     ] = 1.0,
 ) -> None:
     """Shows how full a pool is: blocks by state, tokens, sequences, and what has happened since it was opened."""

@@ -73,6 +73,8 @@ def up(
 
 def _check_before_start(settings: UpSettings) -> None:
     """Finds what would stop a service from starting, as far as it can be seen from here. Raises StartupError."""
+    if settings.tls_cert is not None and settings.tls_ca is None:
+        raise StartupError("--tls-cert needs --tls-ca too, the CA by which the two services trust each other.")
     for address in (settings.kv_address, settings.runner_address):
         parsed = parse_address(address)
         if isinstance(parsed, TcpAddress) and parsed.port == 0:
@@ -119,13 +121,13 @@ def _demonstrate(client: Client, has_chat: bool) -> None:
     prompt = {"chat": [{"role": "user", "content": DEMO_QUESTION}]} if has_chat else {"prompt": DEMO_QUESTION}
     for chunk in client.generate(**prompt, max_tokens=DEMO_MAX_TOKENS):
         answer.add(chunk)
-        typer.echo(chunk.text, nl=False)
-        sys.stdout.flush()
+        print(chunk.text, end="", flush=True)
     typer.echo(f"\n\n{answer.summary()}\n")
 
 
 def _what_next(settings: UpSettings, has_chat: bool) -> str:
-    command = "octavo" if shutil.which("octavo") else _relative(Path(sys.argv[0]))
+    started_as = Path(sys.argv[0])
+    command = _relative(started_as) if started_as.name == "octavo" and not shutil.which("octavo") else "octavo"
     runner, manager = settings.runner_address, settings.kv_address
     is_default = {
         name: getattr(settings, name) == field.get_default(call_default_factory=True)

@@ -176,7 +176,7 @@ class ModelRunnerSettings(ProcessSettings):
     )
     max_sequences: WholeNumber = Field(64, ge=1, le=1 << 16, description="Sequences that run at a time, at most.")
     max_queued_requests: WholeNumber = Field(
-        1024, ge=0, le=1 << 20, description="Requests that wait, at most; more are refused with RESOURCE_EXHAUSTED."
+        1024, ge=1, le=1 << 20, description="Requests that wait, at most; more are refused with RESOURCE_EXHAUSTED."
     )
     device: str = Field("auto", min_length=1, description="Where the model runs: auto, cpu, cuda or cuda:N.")
     num_threads: WholeNumber = Field(

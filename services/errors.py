@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
+from urllib.parse import quote
 
 import grpc
 import structlog
@@ -23,6 +24,8 @@ DETAILS_KEY = "grpc-status-details-bin"
 
 RETRY_SECONDS = 0.1
 """What RetryInfo advises when a pool is short of blocks: a few engine steps."""
+
+_PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 # gRPC refuses trailers above 8 KiB, and the sentence travels twice.
 _MAX_SENTENCE = 1024
@@ -77,7 +80,7 @@ def kv_failure(error: BaseException) -> RpcFailure | None:
             return _kv(error, grpc.StatusCode.NOT_FOUND, resource=_resource(error, "sequence"))
         case kv.SequenceExists():
             return _kv(error, grpc.StatusCode.ALREADY_EXISTS)
-        case kv.PoolDiffers() | kv.StaleEpoch() | kv.PoolBusy():
+        case kv.PoolDiffers() | kv.StaleEpoch() | kv.PoolBusy() | kv.NotOwner():
             return _kv(error, grpc.StatusCode.FAILED_PRECONDITION)
         case _:
             return None
@@ -243,4 +246,17 @@ def _resource_info(failure: RpcFailure) -> error_details_pb2.ResourceInfo:
 
 
 def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    """`text`, cut where it would take more than `most` bytes on the wire, where each byte beyond ASCII takes three."""
+    if len(text) * 12 <= most or _wire_bytes(text) <= most:
+        return text
+    size = _wire_bytes("…")
+    for index, character in enumerate(text):
+        size += _wire_bytes(character)
+        if size > most:
+            return text[:index] + "…"
+    return text
+
+
+def _wire_bytes(text: str) -> int:
+    """The size of a text in an HTTP/2 trailer, percent-encoded."""
+    return len(quote(text, safe=_PLAIN))

@@ -50,6 +50,7 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
             headroom_blocks=request.headroom_blocks,
             skip_cache_read=request.skip_cache_read,
             resumed=request.resumed,
+            caller=request.epoch,
         )
         return pb.AllocateResponse(
             block_ids=allocation.block_ids,
@@ -60,7 +61,7 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
     async def Append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:
         """Commits and grows sequences."""
         pool = self._manager.pool(wire.pool_id_of(request.pool_id), request.epoch)
-        grants = pool.append(wire.appends_from_wire(request.appends))
+        grants = pool.append(wire.appends_from_wire(request.appends), caller=request.epoch)
         return pb.AppendResponse(
             grants=map(wire.grant_to_wire, grants), occupancy=wire.occupancy_to_wire(pool.occupancy())
         )
@@ -68,13 +69,13 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
     async def Fork(self, request: pb.ForkRequest, context: Context) -> pb.ForkResponse:
         """Makes children that share the parent's blocks."""
         pool = self._manager.pool(wire.pool_id_of(request.pool_id), request.epoch)
-        block_ids = pool.fork(request.parent_id, list(request.child_ids))
+        block_ids = pool.fork(request.parent_id, list(request.child_ids), caller=request.epoch)
         return pb.ForkResponse(block_ids=block_ids, occupancy=wire.occupancy_to_wire(pool.occupancy()))
 
     async def Free(self, request: pb.FreeRequest, context: Context) -> pb.FreeResponse:
         """Ends sequences."""
         pool = self._manager.pool(wire.pool_id_of(request.pool_id), request.epoch)
-        outcome = pool.free(wire.appends_from_wire(request.sequences))
+        outcome = pool.free(wire.appends_from_wire(request.sequences), caller=request.epoch)
         return pb.FreeResponse(
             freed_sequences=outcome.freed,
             unknown_sequences=outcome.unknown,

@@ -66,7 +66,7 @@ class _Readiness:
                 self._served = True
                 log.info("model-runner serves", address=self._endpoint.address, kv_manager=self._kv_address)
             case EngineState.TAKEN:
-                self._end(sentence)
+                self._end(f"another runner has opened it; give each runner a pool of its own by --pool ({sentence})")
             case EngineState.REFUSED if not self._served:
                 self._end(sentence)
             case EngineState.WAITING_FOR_BOOKS | EngineState.REFUSED:

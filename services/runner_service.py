@@ -15,7 +15,7 @@ from model_runner.engine import Engine
 from model_runner.engine_types import EngineState
 from model_runner.request import GenerateRequest
 from model_runner.tokenizer import Tokenizer
-from model_runner.validation import InvalidRequest, Limits, validate
+from model_runner.validation import InvalidRequest, Limits, check_text_size, validate
 from services.runner_errors import NotReady, UnknownModel
 from services.runner_wire import field_path, read_request, write_chunk, write_view
 from services.streams import Streams
@@ -52,7 +52,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         prompt_token_ids = await self._prompt_token_ids(served, request)
         parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids)
         _validate(request, parsed, served.limits)
-        served.engine.submit(parsed)
+        live = served.engine.submit(parsed)
         stream = self.streams.open(parsed.request_id)
         try:
             async for chunk in stream:
@@ -61,7 +61,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
             self.streams.close(stream)
             if not stream.ended:
                 # The client has gone, or its time is up.
-                served.engine.abort([parsed.request_id])
+                served.engine.cancel(live)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         served = self._loaded(request.model)
@@ -111,12 +111,13 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
     ) -> Sequence[int]:
         match request.WhichOneof("prompt"):
             case "text":
+                check_text_size("text", request.text, served.tokenizer.longest_token_bytes, served.limits)
                 return await asyncio.to_thread(served.tokenizer.encode, request.text)
             case "token_ids":
                 return request.token_ids.ids
             case "chat":
                 messages = [{"role": each.role, "content": each.content} for each in request.chat.messages]
-                return await asyncio.to_thread(_encode_chat, served.tokenizer, messages)
+                return await asyncio.to_thread(_encode_chat, served, messages)
             case _:
                 raise InvalidRequest("prompt", "The request has no prompt; give text, token_ids or chat.")
 
@@ -128,11 +129,14 @@ def _validate(message: pb.GenerateRequest, parsed: GenerateRequest, limits: Limi
         raise InvalidRequest(field_path(message, error.field), str(error)) from None
 
 
-def _encode_chat(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> list[int]:
+def _encode_chat(served: ServedModel, messages: list[dict[str, str]]) -> list[int]:
     if not messages:
         raise InvalidRequest("chat.messages", "The chat has no messages; give at least 1.")
+    tokenizer = served.tokenizer
+    text = tokenizer.render_chat(messages)
+    check_text_size("chat", text, tokenizer.longest_token_bytes, served.limits)
     # The template writes the special tokens itself.
-    return tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def _check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from model_runner.engine_types import Failure
+from model_runner.engine_types import DuplicateRequest, Failure, FailureKind
 from model_runner.request import Chunk
 from services.runner_errors import NotReady, RequestFailed
+
+_FAILURES = {
+    FailureKind.ENGINE: RequestFailed,
+    FailureKind.ELSEWHERE: NotReady,
+    FailureKind.NAME_TAKEN: DuplicateRequest,
+}
 
 
 class Stream:
@@ -25,11 +31,11 @@ class Stream:
         self._queue.put_nowait(item)
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        """Raises RequestFailed, NotReady."""
+        """Raises RequestFailed, NotReady, DuplicateRequest."""
         while True:
             item = await self._queue.get()
             if isinstance(item, Failure):
-                raise NotReady(item.sentence) if item.elsewhere else RequestFailed(item.sentence)
+                raise _FAILURES[item.kind](item.sentence)
             yield item
             if item.usage is not None:
                 return

@@ -7,6 +7,7 @@ from kvmanager.errors import (
     BrokenBooks,
     InvalidArgument,
     NeverFits,
+    NotOwner,
     PoolBusy,
     PoolShort,
     SequenceExists,
@@ -335,7 +336,7 @@ class TestFork:
             pool.fork("p", ["c", "p"])
         with pytest.raises(InvalidArgument, match="twice"):
             pool.fork("p", ["c", "c"])
-        with pytest.raises(InvalidArgument, match="no child"):
+        with pytest.raises(InvalidArgument, match="names 0 children; name 1 to 1024"):
             pool.fork("p", [])
         assert counts(pool, [1]) == [1]
 
@@ -347,14 +348,64 @@ class TestFork:
         assert pool.occupancy().held_blocks == held == 6_250
         assert counts(pool, [1]) == [65]
 
+    @pytest.mark.parametrize("verb", ["append", "free"])
+    def test_a_commit_of_what_was_written_into_a_shared_block_is_refused(self, verb):
+        pool = pool_of()
+        prefill(pool, "a", [1] * 10)
+        pool.fork("a", ["b"])
+        with pytest.raises(InvalidArgument, match="'b' says that it computed tokens in block 1, which 2 block tables"):
+            getattr(pool, verb)([Append("b", [2] * 6, 16)])
+        assert pool.lookup([1] * 10 + [2] * 7).cached_tokens == 0
+        assert pool.sequence("b").num_tokens == 10
+
+    def test_tokens_computed_before_the_fork_may_be_told_after_it(self):
+        pool = pool_of()
+        pool.allocate("p", [1] * 20)
+        pool.fork("p", ["c"])
+        first, second = pool.append([Append("p", [2], 20), Append("c", [3], 20)])
+        assert (first.copies, second.copies) == ((BlockCopy(2, 3, 4),), ())
+        assert pool.lookup([1] * 17).cached_tokens == 16
+
+    def test_no_more_children_than_1024(self):
+        pool = pool_of()
+        pool.allocate("p", [1])
+        with pytest.raises(InvalidArgument, match="names 1025 children"):
+            pool.fork("p", [str(number) for number in range(1025)])
+        assert len(pool.fork("p", [str(number) for number in range(1024)])) == 1
+
+
+class TestOwners:
+    """What a runner allocated, nobody else may change: only the runner knows what it is writing."""
+
+    @pytest.mark.parametrize("caller", [0, 8])
+    def test_others_are_refused(self, caller):
+        pool = pool_of()
+        pool.allocate("a", [1] * 10, caller=7)
+        pool.fork("a", ["b"], caller=7)
+        for verb in (
+            lambda: pool.append([Append("b", [2], 10)], caller=caller),
+            lambda: pool.fork("b", ["c"], caller=caller),
+            lambda: pool.free([Append("b")], caller=caller),
+        ):
+            with pytest.raises(NotOwner, match=f"'b' belongs to the runner of epoch 7, .* epoch {caller}$"):
+                verb()
+        assert pool.occupancy().sequences == 2
+        assert pool.free([Append("a"), Append("b")], caller=7).freed == 2
+
+    def test_what_was_made_by_hand_anybody_may_change(self):
+        pool = pool_of()
+        pool.allocate("a", [1] * 10)
+        pool.append([Append("a", [2], 10)], caller=7)
+        assert pool.free([Append("a")]).freed == 1
+
 
 class TestFree:
     def test_unknown_ids_are_counted(self):
         pool = pool_of()
         pool.allocate("a", [1])
         outcome = pool.free([Append("a"), Append("b"), Append("a")])
-        assert (outcome.freed, outcome.unknown) == (1, 2)
-        assert pool.totals.unknown_frees == 2
+        assert (outcome.freed, outcome.unknown) == (1, 1)
+        assert pool.totals.unknown_frees == 1
         assert pool.occupancy().held_blocks == 0
 
     def test_a_bad_last_commit_frees_nothing(self):

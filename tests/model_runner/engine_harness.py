@@ -75,7 +75,7 @@ class Harness:
                 max_queued_requests=max_queued,
             ),
             self._take,
-            lambda state, sentence: self.states.append(state),
+            self._note_state,
             self.recorder,
         )
 
@@ -138,6 +138,21 @@ class Harness:
 
     def last(self, request_id: str) -> Chunk:
         return self.wait(request_id)[-1]
+
+    def forget(self, request_id: str) -> None:
+        """Makes room for another request of the same id."""
+        with self._changed:
+            del self._items[request_id]
+
+    def wait_for_states(self, *states: EngineState) -> None:
+        """Returns once the engine has gone through these states, and no others."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.states == list(states), PATIENCE_SECONDS), self.states
+
+    def _note_state(self, state: EngineState, sentence: str) -> None:
+        with self._changed:
+            self.states.append(state)
+            self._changed.notify_all()
 
     def _take(self, items: Sequence[Chunk | Failure]) -> None:
         with self._changed:

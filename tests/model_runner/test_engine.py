@@ -8,7 +8,7 @@ import pytest
 from kvmanager import KvManager
 from kvmanager.types import Append, PoolSpec
 from model_runner.books import BOOKS_TROUBLE, BooksUnreachable
-from model_runner.engine_types import DuplicateRequest, EngineState, EngineStopped, Failure, QueueFull
+from model_runner.engine_types import DuplicateRequest, EngineState, EngineStopped, Failure, FailureKind, QueueFull
 from model_runner.request import FinishReason, SamplingParams
 from services.books_inprocess import InProcessBooks
 from tests.model_runner.engine_harness import Harness
@@ -268,6 +268,34 @@ class TestAbort:
                 assert harness.last(name).finish_reason in (FinishReason.LENGTH, FinishReason.ABORT)
             assert any(harness.last(name).finish_reason is FinishReason.ABORT for name in names)
 
+    def test_a_late_cancel_does_not_touch_the_next_request_of_the_same_id(self):
+        with Harness() as harness:
+            harness.executor.before_step[0] = lambda: harness.engine.abort(["a"])
+            harness.submit("a", [1], 1)
+            first = harness.last("a")
+            assert first.finish_reason is FinishReason.LENGTH
+            harness.forget("a")
+            harness.submit("a", [1], 5)
+            assert harness.tokens("a") == answer([1], 5)
+
+    def test_duplicate_ids_are_aborted_once(self):
+        with Harness() as harness:
+            harness.submit("a", [1], None)
+            harness.wait_for("a", 1)
+            assert harness.engine.abort(["a", "a", "b", "b"]) == (1, 1)
+            harness.wait("a")
+
+    def test_who_leaves_the_line_holds_nobody_up(self):
+        with Harness(num_blocks=17) as harness:
+            harness.submit("running", prompt_of(20), None)
+            harness.wait_for("running", 1)
+            harness.submit("large", prompt_of(60, 1), 1)
+            harness.submit("small", prompt_of(4, 2), 1)
+            harness.engine.abort(["large"])
+            assert harness.tokens("small") == answer(prompt_of(4, 2), 1)
+            harness.engine.abort(["running"])
+            assert harness.last("running").usage.output_tokens > 1
+
 
 class TestRefusals:
     def test_an_id_that_is_live(self):
@@ -315,7 +343,9 @@ class TestRefusals:
             harness.pool.allocate("b/0", [1])
             harness.submit("b", [1])
             harness.submit("c", [1])
-            assert isinstance(harness.wait("b")[-1], Failure)
+            failure = harness.wait("b")[-1]
+            assert isinstance(failure, Failure)
+            assert failure.kind is FailureKind.NAME_TAKEN
             assert harness.tokens("c") == answer([1], 8)
             assert harness.pool.occupancy().sequences == 1
             harness.manager.pool("default").free([Append("b/0")])
@@ -366,6 +396,19 @@ class TestFaults:
             harness.submit("last", [1], 1)
             harness.wait("last")
 
+    def test_books_that_are_lost_while_nothing_happens(self, monkeypatch):
+        monkeypatch.setattr("model_runner.engine.HEARTBEAT_SECONDS", 0.01)
+        books = UnreliableBooks(KvManager("boot"))
+        with Harness(books=books, manager=books.manager) as harness:
+            harness.wait_for_states(EngineState.SERVING)
+            books.down = True
+            harness.wait_for_states(EngineState.SERVING, EngineState.WAITING_FOR_BOOKS)
+            books.restart()
+            books.down = False
+            harness.wait_for_states(EngineState.SERVING, EngineState.WAITING_FOR_BOOKS, EngineState.SERVING)
+            harness.manager = books.manager
+            assert harness.pool.occupancy().free_blocks == 64
+
     def test_books_that_start_anew(self):
         books = UnreliableBooks(KvManager("boot"))
         prompt = prompt_of(9)
@@ -386,7 +429,7 @@ class TestFaults:
             second.submit("late", [1], 5)
             failure = second.wait("late")[-1]
             assert isinstance(failure, Failure)
-            assert failure.elsewhere
+            assert failure.kind is FailureKind.ELSEWHERE
             assert second.states == [EngineState.SERVING, EngineState.TAKEN, EngineState.STOPPED]
             with pytest.raises(EngineStopped):
                 second.submit("later", [1])
