@@ -188,7 +188,9 @@ def _progress(settings: ModelRunnerSettings, is_stopped: Callable[[], bool]) -> 
     try:
         yield on_progress
     finally:
-        progress.stop()
+        # Without a terminal, stopping what never started would print an empty line.
+        if progress.live.is_started:
+            progress.stop()
 
 
 def _tell(settings: ModelRunnerSettings, **facts: object) -> None:

@@ -117,6 +117,50 @@ def test_a_message_of_100_mb(client: Client) -> None:
     assert caught.value.code == "RESOURCE_EXHAUSTED"
 
 
+def test_a_text_that_must_be_too_long_is_refused_unread(client: Client) -> None:
+    with pytest.raises(OctavoError, match=r"10000000 bytes, and a sequence here holds at most 320 tokens") as caught:
+        list(client.generate(text_of_size(10_000_000)))
+    assert caught.value.code == "INVALID_ARGUMENT"
+    with pytest.raises(OctavoError, match="10000000 bytes") as caught:
+        client.tokenize(text_of_size(10_000_000))
+    assert caught.value.code == "INVALID_ARGUMENT"
+
+
+def test_names_that_take_much_room_on_the_wire(stack: Stack, client: Client) -> None:
+    name = "\N{GRINNING FACE}" * 1100
+    with pytest.raises(OctavoError) as caught:
+        list(client.generate([1], model=name))
+    assert (caught.value.code, caught.value.reason) == ("NOT_FOUND", "UNKNOWN_MODEL")
+    with stack.kv() as stub, pytest.raises(grpc.RpcError) as refused:
+        stub.GetBlockTable(kv_pb.GetBlockTableRequest(sequence_id=name))
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_name_that_somebody_took_by_hand(stack: Stack, client: Client) -> None:
+    with stack.kv() as stub:
+        stub.Allocate(kv_pb.AllocateRequest(sequence_id="taken/0", token_ids=[1]))
+        with pytest.raises(OctavoError, match="'taken/0' lives already") as caught:
+            list(client.generate([1], request_id="taken", max_tokens=1))
+        assert caught.value.code == "ALREADY_EXISTS"
+        stub.Free(kv_pb.FreeRequest(sequences=[kv_pb.SequenceAppend(sequence_id="taken/0")]))
+
+
+def test_the_engines_sequences_are_not_for_others(stack: Stack, client: Client) -> None:
+    stream = client.generate([504] * 20, request_id="mine", ignore_eos=True)
+    next(stream)
+    mine = kv_pb.SequenceAppend(sequence_id="mine/0", token_ids=[1] * 4)
+    with stack.kv() as stub:
+        for verb, request in (
+            (stub.Free, kv_pb.FreeRequest(sequences=[mine])),
+            (stub.Append, kv_pb.AppendRequest(appends=[mine])),
+            (stub.Fork, kv_pb.ForkRequest(parent_id="mine/0", child_ids=["theirs"])),
+        ):
+            with pytest.raises(grpc.RpcError, match="'mine/0' belongs to the runner") as caught:
+                verb(request)
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    stream.close()
+
+
 def test_a_live_request_id(client: Client) -> None:
     first = client.generate([504], request_id="twice", ignore_eos=True)
     next(first)

@@ -102,6 +102,7 @@ class TestGenerate:
             (("--token-ids", "-1"), "cannot be sent"),
             (("a", "--max-tokens", "0"), "INVALID_ARGUMENT"),
             (("a", "--top-p", "0"), "top_p is 0.0"),
+            (("a", "--n", "2000000000"), "num_choices is 2000000000"),
             (("a", "--temperature", "nan"), "temperature is nan"),
             (("",), "The prompt is empty"),
         ],
@@ -225,6 +226,8 @@ class TestStartUpErrors:
             (("--runner-address", "nowhere"), "'nowhere' is no address"),
             (("--config", "none.yaml"), "none.yaml"),
             (("--runner-address", "127.0.0.1:0"), "port 0"),
+            (("--tls-cert", "c.pem", "--tls-key", "k.pem"), "--tls-cert needs --tls-ca"),
+            (("--max-queued-requests", "0"), "greater than or equal to 1"),
             (("--model", "nowhere"), "--model nowhere: there is no such file or directory"),
         ],
     )

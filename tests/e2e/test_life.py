@@ -132,6 +132,16 @@ def test_a_kv_manager_that_comes_late(tmp_path: Path) -> None:
         stack.stop()
 
 
+def test_a_kv_manager_that_is_lost_while_nothing_happens(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        assert stack.manager is not None
+        assert_kill(stack.manager)
+        wait_until("the loss", lambda: health_of(stack.runner_address) == NOT_SERVING, stack.runner)
+        stack.start_manager()
+        wait_until("serving", lambda: health_of(stack.runner_address) == SERVING, stack.runner)
+        stack.assert_nothing_held()
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_kv_manager_that_is_lost_while_a_stream_runs(tmp_path: Path, how: str) -> None:
     with running_stack(tmp_path) as stack:
