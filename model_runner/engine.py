@@ -14,7 +14,6 @@ from contextlib import ExitStack
 
 import structlog
 
-from model_runner.batch import BatchEntry
 from model_runner.books import BOOKS_TROUBLE, BooksRefused, BooksTaken, KvBooks, SequenceUpdate
 from model_runner.engine_types import (
     Delivery,
@@ -144,29 +143,39 @@ class Engine:
         """The live requests, oldest first."""
         now = time.monotonic()
         with self._lock:
-            return [_view(live, now) for live in self._live.values()]
+            return [live.view(now) for live in self._live.values()]
 
     def counts(self) -> tuple[int, int]:
         """Running and waiting requests."""
         with self._lock:
-            running = sum(1 for live in self._live.values() if _is_running(live))
+            running = sum(1 for live in self._live.values() if live.is_running)
             return running, len(self._live) - running
 
     # The thread.
 
     def _run(self) -> None:
-        while not self._take_in():
-            try:
-                if not self._has_books:
-                    self._open_books()
-                elif not self._step():
-                    self._wait()
-            except BOOKS_TROUBLE as error:
-                self._lose_books(error)
-            except Exception as error:
-                log.exception("engine step failed")
-                self._fail_at_hand(error)
-        self._shut_down()
+        try:
+            while self._turn():
+                pass
+        finally:
+            # Also if the handling of a fault fails: nobody must go on waiting for a thread that has ended.
+            self._shut_down()
+
+    def _turn(self) -> bool:
+        """One turn of the loop; false when the engine is to stop."""
+        try:
+            if self._take_in():
+                return False
+            if not self._has_books:
+                self._open_books()
+            elif not self._step():
+                self._wait()
+        except BOOKS_TROUBLE as error:
+            self._lose_books(error)
+        except Exception as error:
+            log.exception("engine step failed")
+            self._fail_at_hand(error)
+        return True
 
     def _take_in(self) -> bool:
         """Takes in what arrived and what was aborted; true when the engine is to stop."""
@@ -205,7 +214,7 @@ class Engine:
         self._note_admissions(plan, started)
         scheduling_kv = self._books.seconds
         scheduled = time.monotonic()
-        logits = self._executor.execute([_entry(work.sequence, work.num_tokens) for work in plan.work], plan.copies)
+        logits = self._executor.execute([work.sequence.entry(work.num_tokens) for work in plan.work], plan.copies)
         computed = time.monotonic()
         for work in plan.work:
             work.sequence.computed += work.num_tokens
@@ -371,28 +380,3 @@ class Engine:
 
 def _unfinished(sequences: Sequence[LiveSequence]) -> list[LiveSequence]:
     return [sequence for sequence in sequences if sequence.finish_reason is None]
-
-
-def _entry(sequence: LiveSequence, num_tokens: int) -> BatchEntry:
-    first = sequence.computed
-    return BatchEntry(
-        token_ids=sequence.token_ids[first : first + num_tokens],
-        first_position=first,
-        block_table=sequence.block_table,
-        wants_logits=num_tokens == sequence.pending,
-    )
-
-
-def _is_running(live: LiveRequest) -> bool:
-    return any(sequence.block_table for sequence in list(live.sequences))
-
-
-def _view(live: LiveRequest, now: float) -> RequestView:
-    return RequestView(
-        request_id=live.request.request_id,
-        running=_is_running(live),
-        prompt_tokens=len(live.request.prompt_token_ids),
-        output_tokens=live.output_tokens,
-        age_seconds=now - live.arrived_at,
-        sequence_ids=tuple(sequence.sequence_id for sequence in list(live.sequences) if sequence.block_table),
-    )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from model_runner.batch import BatchEntry
 from model_runner.books import BlockGrant, SequenceUpdate
 from model_runner.detokenizer import Detokenizer
-from model_runner.request import FinishReason, GenerateRequest, Usage
+from model_runner.request import FinishReason, GenerateRequest, RequestView, Usage
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +31,23 @@ class LiveRequest:
     def slots(self) -> int:
         """Places among the running sequences that the request takes."""
         return len(self.sequences) if self.forked else self.request.num_choices
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a choice holds blocks. Any thread may ask."""
+        return any(sequence.block_table for sequence in list(self.sequences))
+
+    def view(self, now: float) -> RequestView:
+        """What an operator sees. Any thread may ask."""
+        holding = [sequence.sequence_id for sequence in list(self.sequences) if sequence.block_table]
+        return RequestView(
+            request_id=self.request.request_id,
+            running=bool(holding),
+            prompt_tokens=len(self.request.prompt_token_ids),
+            output_tokens=self.output_tokens,
+            age_seconds=now - self.arrived_at,
+            sequence_ids=tuple(holding),
+        )
 
     def usage(self, now: float) -> Usage:
         admitted = now if self.admitted_at is None else self.admitted_at
@@ -75,6 +93,16 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that must be computed before the next one can be sampled."""
         return len(self.token_ids) - self.computed
+
+    def entry(self, num_tokens: int) -> BatchEntry:
+        """The next `num_tokens` tokens as the executor computes them; the last of them is followed by a draw."""
+        first = self.computed
+        return BatchEntry(
+            token_ids=self.token_ids[first : first + num_tokens],
+            first_position=first,
+            block_table=self.block_table,
+            wants_logits=num_tokens == self.pending,
+        )
 
     def needs_books(self, block_size: int) -> bool:
         """Whether the next step has something to ask or to commit: once a block, not once a token."""
