@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -49,12 +49,23 @@ def free_port() -> int:
 class Process:
     """A service in a child process; its output goes to a file."""
 
+    started: ClassVar[list[Process]] = []
+
     def __init__(self, directory: Path, name: str, *arguments: str) -> None:
         self.log_path = directory / f"{name}-{time.monotonic_ns()}.log"
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 octavo(name, *arguments), stdout=log, stderr=subprocess.STDOUT, env=clean_environment()
             )
+
+        self.started.append(self)
+
+    @classmethod
+    def kill_all(cls) -> None:
+        """Ends what failed tests have left running."""
+        for each in cls.started:
+            if each.process.poll() is None:
+                each.kill()
 
     @property
     def log(self) -> str:
