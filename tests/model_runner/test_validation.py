@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.request import GenerateRequest, SamplingParams, StopConditions
-from model_runner.validation import InvalidRequest, Limits, validate
+from model_runner.validation import InvalidRequest, Limits, check_text_size, validate
 
 LIMITS = Limits(vocab_size=1000, max_sequence_tokens=64)
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
@@ -128,7 +128,24 @@ def test_refused_with_the_field_and_the_numbers(field: str, value: object, words
     ],
 )
 def test_accepted_up_to_the_edge(field: str, value: object) -> None:
-    validate(request_with(field, value), LIMITS)
+    assert validate(request_with(field, value), LIMITS) is None
+
+
+def test_a_text_is_refused_by_its_size_only_where_no_tokenizer_could_make_it_fit() -> None:
+    """4 x 3 bytes a token x the limit's tokens: one byte more is refused, with both numbers."""
+    most = 4 * 3 * LIMITS.max_sequence_tokens
+    assert check_text_size("text", "x" * most, 3, LIMITS) is None
+    with pytest.raises(InvalidRequest, match=f"{most + 1} bytes.* {LIMITS.max_sequence_tokens} tokens"):
+        check_text_size("text", "x" * (most + 1), 3, LIMITS)
+    with pytest.raises(InvalidRequest, match=f"{most + 2} bytes"):
+        check_text_size("text", "é" * (most // 2 + 1), 3, LIMITS)
+
+
+def test_no_more_choices_than_may_run_at_once() -> None:
+    few = dataclasses.replace(LIMITS, max_choices=8)
+    assert validate(request_with("num_choices", 8), few) is None
+    with pytest.raises(InvalidRequest, match="num_choices is 9.*8"):
+        validate(request_with("num_choices", 9), few)
 
 
 def test_an_invalid_request_is_a_value_error() -> None:
