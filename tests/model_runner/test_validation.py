@@ -144,7 +144,7 @@ def test_a_text_is_refused_by_its_size_only_where_no_tokenizer_could_make_it_fit
 def test_no_more_choices_than_may_run_at_once() -> None:
     few = dataclasses.replace(LIMITS, max_choices=8)
     assert validate(request_with("num_choices", 8), few) is None
-    with pytest.raises(InvalidRequest, match="num_choices is 9.*8"):
+    with pytest.raises(InvalidRequest, match=r"num_choices is 9.*8"):
         validate(request_with("num_choices", 9), few)
 
 
