@@ -43,10 +43,6 @@ class PrefixIndex(Protocol):
         """Each name with each of its spares."""
         ...
 
-    def clear(self) -> None:
-        """Forgets everything."""
-        ...
-
 
 class HashIndex:
     """A dictionary of names. A match ends at the first name that is missing, so no name behind it is computed."""
@@ -92,7 +88,3 @@ class HashIndex:
 
     def spares(self) -> Iterator[tuple[bytes, int]]:
         return ((name, block) for name, blocks in self._spares.items() for block in blocks)
-
-    def clear(self) -> None:
-        self._owners.clear()
-        self._spares.clear()

@@ -28,11 +28,6 @@ class LiveRequest:
     forked: bool = False
 
     @property
-    def slots(self) -> int:
-        """Places among the running sequences that the request takes."""
-        return len(self.sequences) if self.forked else self.request.num_choices
-
-    @property
     def is_running(self) -> bool:
         """Whether a choice holds blocks. Any thread may ask."""
         return any(sequence.block_table for sequence in list(self.sequences))

@@ -6,6 +6,8 @@ from octavo.kv.v1 import kv_manager_pb2 as pb
 from rich.table import Table
 from rich.text import Text
 
+from model_runner.kv_memory import describe_bytes
+
 HASH_DIGITS = 16
 """Enough to tell blocks apart; --json has all 64."""
 
@@ -13,7 +15,7 @@ HASH_DIGITS = 16
 def pool_facts(answer: pb.GetPoolResponse) -> Text:
     """One line: which pool this is."""
     spec = answer.spec
-    size = f", {_bytes(spec.bytes_per_block)} each" if spec.bytes_per_block else ""
+    size = f", {describe_bytes(spec.bytes_per_block)} each" if spec.bytes_per_block else ""
     model = f" for {spec.model_fingerprint}" if spec.model_fingerprint else ""
     blocks = f"{spec.num_blocks} blocks of {spec.block_size} tokens{size}"
     return Text(f"Pool {answer.pool_id} (epoch {answer.epoch}){model}: {blocks}")
@@ -72,7 +74,3 @@ def block_table(answer: pb.GetBlockTableResponse) -> Table:
 def _add(table: Table, name: str, count: int, whole: int | None = None) -> None:
     share = f"{count / whole:.1%}" if whole else ""
     table.add_row(name, str(count), share)
-
-
-def _bytes(count: int) -> str:
-    return f"{count / (1 << 20):.2f} MiB" if count >= 1 << 20 else f"{count / 1024:.2f} KiB"

@@ -19,7 +19,7 @@ from model_runner.engine_types import EngineOptions
 from model_runner.errors import ModelLoadError
 from model_runner.executor import TorchExecutor
 from model_runner.kv_memory import KvMemory, describe_bytes
-from model_runner.loading import LoadedModel, demo_model_path, load_model
+from model_runner.loading import DTYPES, LoadedModel, demo_model_path, load_model
 from model_runner.scheduler import SchedulerLimits
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import Limits
@@ -28,8 +28,6 @@ from services.cpus import usable_cpus
 from services.errors import StartupError
 
 log = structlog.get_logger()
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
 
 def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torch.device) -> Setup:
     config = loaded.config
-    kv_dtype = _DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
+    kv_dtype = DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
     memory = KvMemory(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype.itemsize, settings.block_size)
     num_blocks = _num_blocks(settings, memory)
     backend = _backend(settings.attention_backend, loaded, memory, num_blocks, kv_dtype, device)
