@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+from humanize import naturalsize
+
+describe_bytes = partial(naturalsize, binary=True, format="%.4g")
+"""A number of bytes in the largest unit that keeps it above 1: 50_331_648 is '48 MiB'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,3 @@ class KvMemory:
             f"{describe_bytes(num_blocks * self.bytes_per_block)}, of which {num_blocks - 1:,} usable hold "
             f"{(num_blocks - 1) * self.block_size:,} tokens"
         )
-
-
-def describe_bytes(count: int) -> str:
-    """A number of bytes in the largest unit that keeps it above 1: 50_331_648 is '48 MiB'."""
-    value, unit = float(count), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value /= 1024
-        unit += 1
-    return f"{value:.4g} {_UNITS[unit]}"

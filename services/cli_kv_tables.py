@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from humanize import naturalsize
 from octavo.kv.v1 import kv_manager_pb2 as pb
 from rich.table import Table
 from rich.text import Text
-
-from model_runner.kv_memory import describe_bytes
 
 HASH_DIGITS = 16
 """Enough to tell blocks apart; --json has all 64."""
@@ -15,7 +14,7 @@ HASH_DIGITS = 16
 def pool_facts(answer: pb.GetPoolResponse) -> Text:
     """One line: which pool this is."""
     spec = answer.spec
-    size = f", {describe_bytes(spec.bytes_per_block)} each" if spec.bytes_per_block else ""
+    size = f", {naturalsize(spec.bytes_per_block, binary=True)} each" if spec.bytes_per_block else ""
     model = f" for {spec.model_fingerprint}" if spec.model_fingerprint else ""
     blocks = f"{spec.num_blocks} blocks of {spec.block_size} tokens{size}"
     return Text(f"Pool {answer.pool_id} (epoch {answer.epoch}){model}: {blocks}")

@@ -121,9 +121,9 @@ class TestDescriptions:
     @pytest.mark.parametrize(
         ("count", "text"),
         [
-            (0, "0 B"),
-            (1, "1 B"),
-            (1023, "1023 B"),
+            (0, "0 Bytes"),
+            (1, "1 Byte"),
+            (1023, "1023 Bytes"),
             (1024, "1 KiB"),
             (1536, "1.5 KiB"),
             (50_331_648, "48 MiB"),
