@@ -1,56 +1,81 @@
-"""Every block of a pool in exactly one state (free, cached, held), with its count and its name.
+"""Every block of a pool in exactly one state (free, cached, held), with its count and what it stores.
 
-    free   --take-->   held    a fresh block
-    cached --take-->   held    evicted first, when no block is free
-    cached --share-->  held    a hit
-    held   --release-> cached  it is published, so that a later prompt can hit it
-    held   --release-> free    nobody could find it: a partial tail, or equal to a block that others hold
+    free   --take-->    held    a fresh block; when none is free, cached blocks are given up for it first
+    cached --share-->   held    a hit
+    held   --release--> cached  it is published, so that a later prompt can hit it
+    held   --release--> free    nobody could find it: a partial tail, or equal to a block that others hold
 
-The verbs here trust their caller for capacity; the pool checks it before it changes anything.
+A cached block may be given up once no published block continues it: leaves first, whatever the policy. The verbs here
+trust their caller for capacity; the pool checks it before it changes anything.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence as Seq
+
 from kvmanager.errors import BrokenBooks
-from kvmanager.eviction import EvictionPolicy
-from kvmanager.prefix_index import PrefixIndex
+from kvmanager.events import EventLog
+from kvmanager.hashing import HashChain
+from kvmanager.pins import Pins
+from kvmanager.policy import EvictionPolicy
+from kvmanager.prefix_index import NO_NAME, PrefixIndex
+from kvmanager.tenants import Tenant, Tenants
 from kvmanager.types import NULL_BLOCK, Totals
+from kvmanager.victims import Victims
 
 
 class BlockPool:
-    """Counts, names, the free blocks, the cached ones and the prefix index of one pool."""
+    """Counts, the free blocks, the cached ones in the order they are given up, and the prefix index of one pool."""
 
     __slots__ = (
         "block_size",
         "cached",
         "counts",
+        "events",
         "free",
         "held",
         "index",
-        "names",
+        "pins",
+        "policy",
+        "priorities",
         "references",
         "shared",
         "stored",
         "stored_tokens",
+        "tenants",
         "totals",
         "usable",
+        "victims",
     )
 
     def __init__(
-        self, num_blocks: int, block_size: int, eviction: EvictionPolicy, index: PrefixIndex, totals: Totals
+        self,
+        num_blocks: int,
+        block_size: int,
+        policy: EvictionPolicy,
+        index: PrefixIndex,
+        totals: Totals,
+        events: EventLog,
     ) -> None:
         self.usable = num_blocks - 1
         self.block_size = block_size
-        self.counts = [0] * num_blocks
-        self.names: list[bytes | None] = [None] * num_blocks
-        self.stored = [0] * num_blocks
+        self.counts: list[int] = [0] * num_blocks
+        self.stored: array[int] = array("H", bytes(2 * num_blocks))
         """Tokens whose K/V is in each block."""
-        self.free = list(range(num_blocks - 1, NULL_BLOCK, -1))
+        self.free: list[int] = list(range(num_blocks - 1, NULL_BLOCK, -1))
         """A stack: the block given back last is taken first."""
-        self.cached = eviction
         self.index = index
+        self.policy = policy
+        self.victims = Victims()
+        self.priorities: dict[int, int] = {}
+        """Of the cached and held blocks that have one above 0."""
+        self.pins = Pins()
+        self.tenants = Tenants()
         self.totals = totals
+        self.events = events
         # Derived, each kept beside what it derives from; check() recomputes them.
+        self.cached = 0
         self.held = 0
         self.shared = 0
         self.references = 0
@@ -59,41 +84,66 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that can be taken now."""
-        return len(self.free) + len(self.cached)
+        return len(self.free) + self.cached - self.pins.idle
 
-    def take(self) -> int:
-        """A fresh block for one holder; gives up a cached block when none is free."""
-        block = self.free.pop() if self.free else self._evict()
-        self.counts[block] = 1
-        self.held += 1
-        self.references += 1
-        self.totals.allocated_blocks += 1
-        return block
+    # Verbs.
 
-    def share(self, block: int, times: int = 1) -> None:
-        """`times` more holders for a cached or held block."""
-        count = self.counts[block]
-        if count == 0:
-            self.cached.remove(block)
-            self.held += 1
-            self.stored_tokens += self.stored[block]
-            self.totals.reused_blocks += 1
-        if count <= 1 < count + times:
-            self.shared += 1
-        self.counts[block] = count + times
-        self.references += times
+    def take(self, count: int, tenant: Tenant) -> list[int]:
+        """Fresh blocks for one holder each; gives up cached blocks when too few are free, or the quota asks for it."""
+        own = tenant.over_quota(count)
+        if own and tenant.victims is not None:
+            self._evict(own, tenant.victims)
+        if count > len(self.free):
+            self._evict(count - len(self.free), self.victims)
+        blocks = self.free[: -count - 1 : -1]
+        del self.free[len(self.free) - count :]
+        counts = self.counts
+        for block in blocks:
+            counts[block] = 1
+        self.held += count
+        self.references += count
+        self.totals.allocated_blocks += count
+        tenant.used += count
+        if tenant.salt:
+            self.tenants.of_block.update(dict.fromkeys(blocks, tenant))
+        return blocks
 
-    def release(self, block: int) -> None:
-        """One holder less. Raises BrokenBooks, and changes nothing, for a block that nobody holds."""
-        count = self.counts[block]
-        if count <= 0 or block == NULL_BLOCK:
-            raise BrokenBooks(f"block {block} was released with a count of {count}", block=block, count=count)
-        self.counts[block] = count - 1
-        self.references -= 1
-        if count == 2:
-            self.shared -= 1
-        if count == 1:
-            self._let_go(block)
+    def hit(self, blocks: list[int]) -> None:
+        """One holder more for each of the blocks that begin a prompt."""
+        self.share(blocks)
+        self.policy.hit(blocks)
+
+    def share(self, blocks: Seq[int], times: int = 1) -> None:
+        """`times` more holders for each of the cached or held blocks."""
+        counts, woken, newly_shared = self.counts, [], 0
+        for block in blocks:
+            count = counts[block]
+            counts[block] = count + times
+            if count == 0:
+                woken.append(block)
+            if count <= 1 < count + times:
+                newly_shared += 1
+        self.shared += newly_shared
+        self.references += times * len(blocks)
+        if woken:
+            self._wake(woken)
+
+    def release(self, blocks: list[int]) -> None:
+        """One holder less for each; last of a chain first. Raises BrokenBooks for a block that nobody holds."""
+        counts, idle, no_longer_shared = self.counts, [], 0
+        for block in blocks:
+            count = counts[block]
+            if count <= 0:
+                raise BrokenBooks(f"block {block} was released with a count of {count}", block=block, count=count)
+            counts[block] = count - 1
+            if count == 1:
+                idle.append(block)
+            elif count == 2:
+                no_longer_shared += 1
+        self.shared -= no_longer_shared
+        self.references -= len(blocks)
+        if idle:
+            self._let_go(idle)
 
     def store(self, block: int, num_tokens: int) -> None:
         """K/V of the first `num_tokens` tokens of a held block is in the cache now."""
@@ -102,47 +152,264 @@ class BlockPool:
             self.stored[block] = num_tokens
             self.stored_tokens += gained
 
-    def publish(self, block: int, name: bytes) -> None:
-        """Makes a full held block findable under `name`. Raises BrokenBooks for a block that has another name."""
-        if self.names[block] == name:
-            return
-        if self.names[block] is not None:
-            raise BrokenBooks(f"block {block} was published under a second name", block=block)
-        self.names[block] = name
-        owner = self.index.owner(name)
-        if owner is not None and not self.counts[owner]:
-            # A held block is worth more than a cached one of the same content, which can be reused at once.
-            self.cached.remove(owner)
-            self._drop(owner)
-        self.index.publish(name, block)
+    def cut(self, block: int, num_tokens: int) -> None:
+        """A held block that is nobody else's, nor to be found, holds no more than its first `num_tokens` tokens."""
+        lost = self.stored[block] - num_tokens
+        if lost > 0 and self.counts[block] == 1 and not self.index.names[block]:
+            self.stored[block] = num_tokens
+            self.stored_tokens -= lost
+
+    def publish(self, blocks: list[int], chain: HashChain, first: int, last: int) -> int:
+        """Makes the full held blocks at indices first..last-1 of a chain findable. Returns the index of the first
+        that could not be, because its name means something else already; `last` when all could.
+
+        Raises BrokenBooks for a block that has another name.
+        """
+        chain.compute(last)
+        fresh: list[bytes] = []
+        names = self.index.names
+        end = last
+        for index in range(first, last):
+            block, name = blocks[index], chain.names[index]
+            if names[block] == name:
+                continue
+            if names[block]:
+                raise BrokenBooks(f"block {block} was published under a second name", block=block)
+            owner = self.index.owner(name)
+            if not owner:
+                fresh.append(name)
+            elif not self.index.holds(owner, chain, index):
+                end = index
+                break
+            self._publish_one(block, owner, chain, index)
+        if fresh:
+            self._announce(fresh, chain, end)
+        return end
+
+    def unpublish(self, block: int, num_tokens: int) -> None:
+        """Takes the name of a block that its only holder will write behind its first `num_tokens` tokens."""
+        name = self.index.names[block]
+        parent = self.index.withdraw(block)
+        self.policy.forget(block)
+        heir = self.index.owner(name)
+        if heir:
+            self._move_marks(block, heir)
+        else:
+            self._drop_marks(block)
+            self.events.removed((name,))
+        self.cut(block, num_tokens)
+        self._offer_leaf(parent)
 
     def forget_cached(self) -> int:
-        """Frees every cached block and returns how many there were."""
-        forgotten = len(self.cached)
-        while len(self.cached):
-            self._drop(self.cached.evict())
-        return forgotten
+        """Frees every cached block and returns how many there were; nothing may be held."""
+        forgotten = [block for block, name in enumerate(self.index.names) if name]
+        for block in forgotten:
+            self._to_free(block)
+            self.policy.forget(block)
+        self.index.clear()
+        self.victims.clear()
+        self.pins.clear()
+        self.priorities.clear()
+        for tenant in self.tenants.everyone():
+            tenant.cached = tenant.pinned = 0
+            if tenant.victims is not None:
+                tenant.victims.clear()
+        self.cached = 0
+        self.events.cleared()
+        return len(forgotten)
 
-    def _evict(self) -> int:
-        block = self.cached.evict()
-        self.totals.evicted_blocks += 1
-        self._drop(block)
-        return self.free.pop()
+    def remove(self, block: int) -> None:
+        """Frees a cached block that no published block continues."""
+        tenant = self.tenants.owner(block)
+        self._retract(block)
+        if block in self.pins.until:
+            self.pins.idle -= 1
+            tenant.pinned -= 1
+        self.events.removed((self.index.names[block],))
+        self.policy.forget(block)
+        self._give_up(block, tenant)
+        self.totals.removed_blocks += 1
 
-    def _let_go(self, block: int) -> None:
-        self.held -= 1
-        self.stored_tokens -= self.stored[block]
-        self.totals.freed_blocks += 1
-        name = self.names[block]
-        if name is not None and self.index.is_sole(name, block):
-            self.cached.add(block)
+    def retain(self, blocks: list[int], priority: int, pinned_blocks: int, until: float) -> None:
+        """Keeps what the published ones of `blocks` hold: their priority, and a pin on the first `pinned_blocks`."""
+        for index, block in enumerate(blocks):
+            if not self.index.names[block]:
+                break
+            owner = self.index.owner(self.index.names[block])
+            if priority > self.priorities.get(owner, 0):
+                self.priorities[owner] = priority
+            if index < pinned_blocks:
+                self.pins.pin(owner, until)
+
+    def expire_pins(self, now: float) -> None:
+        """Lets go of the pins that have run out at `now`, in seconds of the pool's clock."""
+        for block in self.pins.expire(now):
+            if not self.counts[block]:
+                self.pins.idle -= 1
+                self.tenants.owner(block).pinned -= 1
+                self._offer_leaf(block)
+
+    def apply_quota(self, tenant: Tenant) -> None:
+        """Lets a tenant's own order of victims follow its quota; O(candidates)."""
+        tenant.victims = Victims() if tenant.quota else None
+        if tenant.victims is not None:
+            for block in self.victims:
+                if self.tenants.owner(block) is tenant:
+                    tenant.victims.offer(block, self.priorities.get(block, 0), self.policy.rank(block))
+
+    # Changes of state.
+
+    def _evict(self, count: int, victims: Victims) -> None:
+        removed: list[bytes] = []
+        for _ in range(count):
+            block = victims.pop()
+            name = self.index.names[block]
+            removed.append(name)
+            self.policy.evicted(block, name)
+            self._give_up(block, self._disown(block, victims))
+        self.totals.evicted_blocks += count
+        self.events.removed(tuple(removed))
+
+    def _disown(self, block: int, victims: Victims) -> Tenant:
+        """Takes a block that came up in one order of victims out of the other one."""
+        tenant = self.tenants.owner(block)
+        if tenant.victims is not None:
+            other = self.victims if victims is tenant.victims else tenant.victims
+            other.retract(block)
+        return tenant
+
+    def _give_up(self, block: int, tenant: Tenant) -> None:
+        parent = self.index.withdraw(block)
+        self.cached -= 1
+        tenant.cached -= 1
+        self._to_free(block)
+        if parent:
+            self._offer_leaf(parent)
+
+    def _let_go(self, idle: list[int]) -> None:
+        """Blocks that lost their last holder become cached, or free when nobody could find them."""
+        names, stored, tenants = self.index.names, self.stored, self.tenants
+        cached: list[int] = []
+        lost_tokens = 0
+        for block in idle:
+            lost_tokens += stored[block]
+            if names[block] and self.index.is_sole(block):
+                cached.append(block)
+            elif names[block]:
+                self._free_duplicate(block)
+            else:
+                self._to_free(block)
+        self.held -= len(idle)
+        self.stored_tokens -= lost_tokens
+        self.totals.freed_blocks += len(idle)
+        if not cached:
+            return
+        self.cached += len(cached)
+        if tenants.of_block or self.pins.until:
+            for block in cached:
+                tenant = tenants.owner(block)
+                tenant.cached += 1
+                if block in self.pins.until:
+                    self.pins.idle += 1
+                    tenant.pinned += 1
         else:
-            self._drop(block)
+            tenants.base.cached += len(cached)
+        self.policy.release(cached)
+        children = self.index.children
+        for block in cached:
+            if not children[block]:
+                self._offer_leaf(block)
 
-    def _drop(self, block: int) -> None:
-        name = self.names[block]
-        if name is not None:
-            self.index.withdraw(name, block)
-        self.names[block] = None
+    def _wake(self, woken: list[int]) -> None:
+        """Cached blocks that are held from now on."""
+        self.held += len(woken)
+        self.cached -= len(woken)
+        self.stored_tokens += len(woken) * self.block_size
+        self.totals.reused_blocks += len(woken)
+        children = self.index.children
+        for block in woken:
+            if not children[block]:
+                self._retract(block)
+        if not self.tenants.of_block and not self.pins.until:
+            self.tenants.base.cached -= len(woken)
+            return
+        for block in woken:
+            tenant = self.tenants.owner(block)
+            tenant.cached -= 1
+            if block in self.pins.until:
+                self.pins.idle -= 1
+                tenant.pinned -= 1
+
+    def _publish_one(self, block: int, owner: int, chain: HashChain, index: int) -> None:
+        if owner and not self.counts[owner]:
+            # A held block is worth more than a cached one of the same content, which can be reused at once.
+            self._replace(owner, block, chain, index)
+        else:
+            self.index.publish(block, chain, index)
+        self.policy.store(block, chain.names[index], index)
+
+    def _replace(self, owner: int, block: int, chain: HashChain, index: int) -> None:
+        tenant = self.tenants.owner(owner)
+        self._retract(owner)
+        self.index.replace(owner, block, chain, index)
+        self.policy.forget(owner)
+        if owner in self.pins.until:
+            self.pins.idle -= 1
+            tenant.pinned -= 1
+        self._move_marks(owner, block)
+        self.cached -= 1
+        tenant.cached -= 1
+        self._to_free(owner)
+
+    def _free_duplicate(self, block: int) -> None:
+        """Frees a block whose content another held one has too; what was promised for it goes on to that one."""
+        name = self.index.names[block]
+        self.index.withdraw(block)
+        self.policy.forget(block)
+        self._move_marks(block, self.index.owner(name))
+        self._to_free(block)
+
+    def _to_free(self, block: int) -> None:
         self.stored[block] = 0
         self.free.append(block)
+        if self.tenants.of_block:
+            self.tenants.of_block.pop(block, self.tenants.base).used -= 1
+        else:
+            self.tenants.base.used -= 1
+        if self.priorities or self.pins.until:
+            self._drop_marks(block)
+
+    def _offer_leaf(self, block: int) -> None:
+        """Offers a block as a victim when it is cached, unpinned and continued by nothing. NULL_BLOCK is none."""
+        if not block or self.counts[block] or self.index.children[block] or block in self.pins.until:
+            return
+        rank = self.policy.rank(block)
+        priority = self.priorities.get(block, 0) if self.priorities else 0
+        self.victims.offer(block, priority, rank)
+        tenant = self.tenants.owner(block)
+        if tenant.victims is not None:
+            tenant.victims.offer(block, priority, rank)
+
+    def _retract(self, block: int) -> None:
+        self.victims.retract(block)
+        tenant = self.tenants.owner(block)
+        if tenant.victims is not None:
+            tenant.victims.retract(block)
+
+    def _move_marks(self, block: int, heir: int) -> None:
+        """Gives the heir of a name what was promised for the block that had it."""
+        if block in self.priorities:
+            self.priorities[heir] = max(self.priorities.pop(block), self.priorities.get(heir, 0))
+        if block in self.pins.until:
+            self.pins.pin(heir, self.pins.until[block])
+            self.pins.unpin(block)
+
+    def _drop_marks(self, block: int) -> None:
+        self.priorities.pop(block, None)
+        self.pins.unpin(block)
+
+    def _announce(self, names: list[bytes], chain: HashChain, end: int) -> None:
+        """Tells the event log of new names: the last ones before index `end`, for what follows a new one is new."""
+        first = end - len(names)
+        parent = chain.names[first - 1] if first else NO_NAME
+        self.events.stored(tuple(names), parent, chain.scope.adapter_id, chain.scope.adapter_version)

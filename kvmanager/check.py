@@ -1,104 +1,214 @@
-"""The proof of the books: recomputes what is derived, from block tables and names alone, and says what differs."""
+"""The proof of the books: recomputes what is derived, from block tables and names alone, and says what differs.
+
+Whole columns are compared first; only where two differ is it worth looking for the block that is to blame.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from kvmanager.blocks import BlockPool
+from kvmanager.prefix_index import NO_NAME
 from kvmanager.sequence import Sequence
 from kvmanager.types import NULL_BLOCK
 
+Live = Mapping[str, Sequence]
 
-def check_pool(blocks: BlockPool, live: Mapping[str, Sequence], table_entries: int) -> list[str]:
+
+def check_pool(blocks: BlockPool, live: Live, table_entries: int) -> list[str]:
     """One sentence for each contradiction; none when the books are right. Changes nothing."""
     return [
         *_check_counts(blocks, live, table_entries),
         *_check_states(blocks),
         *_check_sums(blocks),
         *_check_index(blocks),
+        *_check_victims(blocks),
+        *_check_tenants(blocks, live),
         *_check_sequences(blocks, live),
     ]
 
 
-def _check_counts(blocks: BlockPool, live: Mapping[str, Sequence], table_entries: int) -> Iterator[str]:
-    entries = Counter(block for sequence in live.values() for block in sequence.blocks)
-    for block, count in enumerate(blocks.counts):
-        if count != entries[block]:
-            holders = sorted(name for name, sequence in live.items() if block in sequence.blocks)
-            yield f"block {block} has count {count}, but {entries[block]} table entries name it (sequences {holders})"
+def _check_counts(blocks: BlockPool, live: Live, table_entries: int) -> list[str]:
+    entries = Counter(chain.from_iterable([sequence.blocks for sequence in live.values()]))
+    wrong: list[str] = []
     if (total := entries.total()) != table_entries:
-        yield f"{total} block-table entries exist, but {table_entries} are counted"
+        wrong.append(f"{total} block-table entries exist, but {table_entries} are counted")
     if NULL_BLOCK in entries:
-        yield f"the null block {NULL_BLOCK} is in a block table"
+        wrong.append(f"the null block {NULL_BLOCK} is in a block table")
+    expected = [0] * len(blocks.counts)
+    for block, count in entries.items():
+        expected[block] = count
+    if expected != blocks.counts:
+        wrong += [_wrong_count(block, blocks, live, entries[block]) for block in _differing(expected, blocks.counts)]
+    return wrong
 
 
-def _check_states(blocks: BlockPool) -> Iterator[str]:
-    free, cached = Counter(blocks.free), Counter(blocks.cached)
-    if len(blocks.cached) != cached.total():
-        yield f"{cached.total()} blocks are in the eviction order, but its length reads {len(blocks.cached)}"
-    for block in range(1, len(blocks.counts)):
-        held = blocks.counts[block] > 0
-        if (times := free[block] + cached[block] + held) != 1:
-            yield (
-                f"block {block} is in {times} states: {free[block]} times free, {cached[block]} times cached, "
-                f"count {blocks.counts[block]}"
-            )
-        if free[block] and (blocks.names[block] is not None or blocks.stored[block]):
-            yield f"free block {block} still has a name or {blocks.stored[block]} stored tokens"
-        if cached[block] and blocks.names[block] is None:
-            yield f"cached block {block} has no name, so no prompt can hit it"
-    if free[NULL_BLOCK] or cached[NULL_BLOCK] or blocks.names[NULL_BLOCK] is not None:
-        yield f"the null block {NULL_BLOCK} is free, cached or named"
+def _wrong_count(block: int, blocks: BlockPool, live: Live, entries: int) -> str:
+    holders = sorted([name for name, sequence in live.items() if block in sequence.blocks])
+    count = blocks.counts[block]
+    return f"block {block} has count {count}, but {entries} table entries name it (sequences {holders})"
 
 
-def _check_sums(blocks: BlockPool) -> Iterator[str]:
-    held = [block for block, count in enumerate(blocks.counts) if count > 0]
+def _check_states(blocks: BlockPool) -> list[str]:
+    """Each block but the null block is free, cached (a count of 0 and a name) or held; and free ones hold nothing."""
+    names, counts = blocks.index.names, blocks.counts
+    is_free = [0] * len(counts)
+    for block in blocks.free:
+        is_free[block] += 1
+    expected = [int(not (count or name)) for count, name in zip(counts, names, strict=True)]
+    expected[NULL_BLOCK] = 0
+    wrong: list[str] = []
+    if is_free != expected:
+        wrong += [
+            f"block {block} is {is_free[block]} times free, its count is {counts[block]} and its name "
+            f"{_shown(names[block])}: it must be in exactly one state"
+            for block in _differing(is_free, expected)
+        ]
+    if names[NULL_BLOCK] or counts[NULL_BLOCK]:
+        wrong.append(f"the null block {NULL_BLOCK} is held or named")
+    stored = blocks.stored
+    if any(map(stored.__getitem__, blocks.free)):
+        wrong += [f"free block {block} still stores {stored[block]} tokens" for block in blocks.free if stored[block]]
+    return wrong
+
+
+def _check_sums(blocks: BlockPool) -> list[str]:
+    counts, names, totals = blocks.counts, blocks.index.names, blocks.totals
+    held = [block for block, count in enumerate(counts) if count]
+    # Blocks with a name, less those of them that are held.
+    cached = len(names) - names.count(NO_NAME) - sum([1 for block in held if names[block]])
     facts = {
         "held": (blocks.held, len(held)),
-        "shared": (blocks.shared, sum(1 for block in held if blocks.counts[block] > 1)),
-        "references": (blocks.references, sum(blocks.counts)),
-        "stored tokens": (blocks.stored_tokens, sum(blocks.stored[block] for block in held)),
-        "allocated + reused - freed": (
-            blocks.totals.allocated_blocks + blocks.totals.reused_blocks - blocks.totals.freed_blocks,
-            len(held),
-        ),
-        "free + cached + held": (len(blocks.free) + len(blocks.cached) + len(held), blocks.usable),
+        "cached": (blocks.cached, cached),
+        "shared": (blocks.shared, sum([1 for block in held if counts[block] > 1])),
+        "references": (blocks.references, sum(counts)),
+        "stored tokens": (blocks.stored_tokens, sum([blocks.stored[block] for block in held])),
+        "allocated + reused - freed": (totals.allocated_blocks + totals.reused_blocks - totals.freed_blocks, len(held)),
+        "free + cached + held": (len(blocks.free) + cached + len(held), blocks.usable),
     }
-    for what, (kept, recomputed) in facts.items():
-        if kept != recomputed:
-            yield f"{what} is kept as {kept}, but counting gives {recomputed}"
+    return [
+        f"{what} is kept as {kept}, but counting gives {recomputed}"
+        for what, (kept, recomputed) in facts.items()
+        if kept != recomputed
+    ]
 
 
-def _check_index(blocks: BlockPool) -> Iterator[str]:
-    owners, spares = dict(blocks.index.owners()), list(blocks.index.spares())
-    for name, block in owners.items():
-        if blocks.names[block] != name:
-            yield f"the index finds block {block} under {name.hex()[:16]}, which is not its name"
+def _check_index(blocks: BlockPool) -> list[str]:
+    """Each name is that of its owner and its spares, has its parent, and its children are counted."""
+    index, names = blocks.index, blocks.index.names
+    owners, spares = dict(index.owners()), list(index.spares())
+    wrong = [
+        f"the index finds block {block} under {_shown(name)}, which is not its name"
+        for name, block in owners.items()
+        if names[block] != name
+    ]
     for name, block in spares:
-        if blocks.names[block] != name or owners.get(name, block) == block:
-            yield f"block {block} is a spare under {name.hex()[:16]} and should not be"
-        if not blocks.counts[block]:
-            yield f"spare block {block} is held by nobody"
-    findable = Counter(owners.values()) + Counter(block for _, block in spares)
-    for block, own_name in enumerate(blocks.names):
-        if findable[block] != (own_name is not None):
-            shown = own_name.hex()[:16] if own_name else "none"
-            yield f"block {block} is {findable[block]} times in the index, its name is {shown}"
+        if names[block] != name or owners.get(name, block) == block:
+            wrong.append(f"block {block} is a spare under {_shown(name)} and should not be")
+        if not blocks.counts[block] or not blocks.counts[owners.get(name, NULL_BLOCK)]:
+            wrong.append(f"spare block {block} or its owner is held by nobody")
+    named = len(names) - names.count(NO_NAME)
+    if named != len(owners) + len(spares):
+        findable = {*owners.values(), *[block for _, block in spares]}
+        lost = [block for block, name in enumerate(names) if bool(name) != (block in findable)]
+        wrong += [f"block {block} is named {_shown(names[block])}, but the index does not have it" for block in lost]
+    return wrong + _check_tree(blocks, owners)
 
 
-def _check_sequences(blocks: BlockPool, live: Mapping[str, Sequence]) -> Iterator[str]:
-    size = blocks.block_size
+def _check_tree(blocks: BlockPool, owners: Mapping[bytes, int]) -> list[str]:
+    index = blocks.index
+    parents = index.parents_of(owners.values())
+    counted = Counter(parents)
+    counted.pop(NO_NAME, None)
+    expected = [0] * len(index.children)
+    for name, count in counted.items():
+        expected[owners.get(name, NULL_BLOCK)] += count
+    if expected == index.children:
+        return index.contradictions()
+    orphans = [name for name in counted if name not in owners]
+    return [
+        *[f"a block follows {_shown(name)}, which the index does not have" for name in orphans],
+        *[
+            f"block {block} has {expected[block]} children in the index, but {index.children[block]} are counted"
+            for block in _differing(expected, index.children)
+        ],
+    ]
+
+
+def _check_victims(blocks: BlockPool) -> list[str]:
+    """Victims are exactly the cached blocks without children and pins, each tenant's own as well."""
+    counts, children, pinned = blocks.counts, blocks.index.children, blocks.pins.until
+    leaves = {
+        block for block, name in enumerate(blocks.index.names) if name and not counts[block] and not children[block]
+    }
+    leaves.difference_update(pinned)
+    victims = set(blocks.victims.members())
+    wrong = [
+        f"block {block} may be given up {'' if block in leaves else 'as the order of victims says '}"
+        f"but is {'not offered' if block in leaves else 'held, pinned, or continued by others'}"
+        for block in leaves ^ victims
+    ]
+    idle = sum([1 for block in pinned if not counts[block]])
+    if idle != blocks.pins.idle:
+        wrong.append(f"{idle} pinned blocks are cached, but {blocks.pins.idle} are counted")
+    strangers = [block for block in [*pinned, *blocks.priorities] if not blocks.index.names[block]]
+    wrong += [f"block {block} is pinned or has a priority, but nobody can find it" for block in strangers]
+    for tenant in blocks.tenants.everyone():
+        if tenant.victims is not None:
+            own = {block for block in leaves if blocks.tenants.owner(block) is tenant}
+            if own != set(tenant.victims.members()):
+                wrong.append(f"a tenant of {tenant.used} blocks has other victims than its leaves")
+    return wrong
+
+
+def _check_tenants(blocks: BlockPool, live: Live) -> list[str]:
+    """What each tenant occupies, and that nobody holds the block of another's."""
+    counts, tenants = blocks.counts, blocks.tenants
+    salted = tenants.of_block
+    used = Counter(salted.values())
+    cached = Counter([tenant for block, tenant in salted.items() if not counts[block]])
+    used[tenants.base] = blocks.usable - len(blocks.free) - len(salted)
+    cached[tenants.base] = blocks.cached - cached.total()
+    wrong = [
+        f"a tenant occupies {used[tenant]} blocks, {cached[tenant]} of them cached, but {tenant.used} and "
+        f"{tenant.cached} are counted"
+        for tenant in tenants.everyone()
+        if (tenant.used, tenant.cached) != (used[tenant], cached[tenant])
+    ]
+    if not salted:
+        return wrong
+    return wrong + [
+        f"sequence {sequence_id!r} holds block {block} of another tenant"
+        for sequence_id, sequence in live.items()
+        for block in sequence.blocks
+        if tenants.owner(block) is not sequence.tenant
+    ]
+
+
+def _check_sequences(blocks: BlockPool, live: Live) -> list[str]:
+    size, names, stored = blocks.block_size, blocks.index.names, blocks.stored
+    wrong: list[str] = []
     for sequence_id, sequence in live.items():
         room = len(sequence.blocks) * size
         if not sequence.cached <= sequence.computed <= min(sequence.num_tokens, room):
-            yield (
+            wrong.append(
                 f"sequence {sequence_id!r} has {sequence.cached} cached and {sequence.computed} computed of "
                 f"{sequence.num_tokens} tokens, and blocks for {room}"
             )
-        for index in range(sequence.computed // size):
-            block = sequence.blocks[index]
-            if blocks.names[block] != sequence.chain.name(index):
-                yield f"block {block}, entry {index} of sequence {sequence_id!r}, is not published under its hash"
-            if blocks.stored[block] != size:
-                yield f"block {block} of sequence {sequence_id!r} is full, but {blocks.stored[block]} tokens are stored"
+        full = min(sequence.computed // size, sequence.publishable)
+        sequence.chain.compute(full)
+        if [names[block] for block in sequence.blocks[:full]] != sequence.chain.names[:full]:
+            wrong.append(f"a full block of sequence {sequence_id!r} is not published under its hash")
+        short = [block for block in sequence.blocks[: sequence.computed // size] if stored[block] != size]
+        wrong += [f"block {block} of sequence {sequence_id!r} is full, but stores {stored[block]}" for block in short]
+    return wrong
+
+
+def _differing(one: Iterable[int], other: Iterable[int]) -> list[int]:
+    return [index for index, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+
+
+def _shown(name: bytes) -> str:
+    return name.hex()[:16] or "none"

@@ -1,40 +1,80 @@
-"""The hash chain: each full block is named by SHA-256 over canonical CBOR of (parent, its tokens, extra keys).
+"""The hash chain: each full block is named by a hash over canonical CBOR of (parent, its tokens, extra keys).
 
-Any language can recompute a name: parent is 32 bytes, the tokens an array of integers, and the extra keys null or an
-array of tagged arrays, ["lora", adapter id, adapter version] in every block of an adapter and ["cache_salt", salt] in
-the first block, from where the chain carries it on. The layout is that of vLLM's `sha256_cbor`.
+Any language can recompute a name. The parent is a byte string, the tokens an array of integers, and the extra keys
+null or an array of tagged arrays, in this order: ["lora", adapter id, adapter version] in every block of an adapter;
+["mm", content id, offset] for each multimodal span that overlaps the block, the offset counted from the block's first
+token; ["cache_salt", salt] in the first block, from where the chain carries it on. The layout and the first parent
+are those of vLLM's `sha256_cbor`.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from hashlib import sha256
+from typing import Final
 
 import cbor2
 
-from kvmanager.types import CacheScope
+from kvmanager.types import BASE_SCOPE, CacheScope, ContentSpan, HashAlgorithm
 
-ExtraKeys = tuple[tuple[str, ...], ...] | None
+ExtraKeys = tuple[tuple[str | int, ...], ...] | None
+Digest = Callable[[bytes], bytes]
 
+_NONE_TEXT: Final = "vllm-none-hash"
+_NO_KEYS: Final = b"\xf6"
+_ARRAY_OF_THREE: Final = b"\x83"
+_MAX_ENCODED: Final = 1 << 18
+"""Token ids whose CBOR is remembered: more than any known vocabulary has."""
 
-def _digest(value: object) -> bytes:
-    return sha256(cbor2.dumps(value, canonical=True)).digest()
-
-
-NONE_HASH = _digest("vllm-none-hash")
-"""The parent of a first block."""
-
-
-def hash_block(parent: bytes, token_ids: tuple[int, ...], extra_keys: ExtraKeys = None) -> bytes:
-    """The 32-byte name of a full block that follows the block named `parent`."""
-    return _digest((parent, token_ids, extra_keys))
+_encoded: Final[dict[int, bytes]] = {}
 
 
-def extra_keys(scope: CacheScope, block_index: int) -> ExtraKeys:
-    """What parts blocks of equal tokens: the adapter in every block, the salt in the first."""
-    keys: list[tuple[str, ...]] = []
+def _sha256(data: bytes) -> bytes:
+    return sha256(data).digest()
+
+
+def _xxh3(data: bytes) -> bytes:
+    # Imported when a pool asks for it: most pools are named by SHA-256.
+    import xxhash
+
+    return bytes(xxhash.xxh3_128_digest(data))
+
+
+def digest_of(algorithm: HashAlgorithm) -> Digest:
+    """The hash function: 32 bytes for SHA-256, 16 for xxh3-128."""
+    return _xxh3 if algorithm is HashAlgorithm.XXH3 else _sha256
+
+
+def none_hash(algorithm: HashAlgorithm) -> bytes:
+    """The parent of a first block."""
+    return digest_of(algorithm)(cbor2.dumps(_NONE_TEXT, canonical=True))
+
+
+NONE_HASH: Final = none_hash(HashAlgorithm.SHA256)
+
+
+def hash_block(
+    parent: bytes,
+    token_ids: tuple[int, ...],
+    extra: ExtraKeys = None,
+    algorithm: HashAlgorithm = HashAlgorithm.SHA256,
+) -> bytes:
+    """The name of a full block that follows the block named `parent`: the rule itself, one block at a time."""
+    return digest_of(algorithm)(cbor2.dumps((parent, token_ids, extra), canonical=True))
+
+
+def extra_keys(
+    scope: CacheScope, block_index: int, block_size: int = 16, spans: tuple[ContentSpan, ...] = ()
+) -> ExtraKeys:
+    """What parts blocks of equal tokens: the adapter and the content of spans in every block, the salt in the first."""
+    keys: list[tuple[str | int, ...]] = []
+    start = block_index * block_size
     if scope.adapter_id:
         keys.append(("lora", scope.adapter_id, scope.adapter_version))
+    for span in spans:
+        if span.offset < start + block_size and span.offset + span.length > start:
+            keys.append(("mm", span.content_id, span.offset - start))
     if scope.salt and block_index == 0:
         keys.append(("cache_salt", scope.salt))
     return tuple(keys) or None
@@ -43,31 +83,115 @@ def extra_keys(scope: CacheScope, block_index: int) -> ExtraKeys:
 class HashChain:
     """The tokens of one sequence and the names of its full blocks, each computed once, when first asked for."""
 
-    __slots__ = ("_block_size", "_hashes", "_later_keys", "_scope", "token_ids")
+    __slots__ = (
+        "_algorithm",
+        "_block_size",
+        "_digest",
+        "_later_keys",
+        "_none",
+        "_scope",
+        "_spans",
+        "names",
+        "token_ids",
+    )
 
-    def __init__(self, token_ids: array[int], block_size: int, scope: CacheScope) -> None:
+    def __init__(
+        self,
+        token_ids: array[int],
+        block_size: int,
+        scope: CacheScope = BASE_SCOPE,
+        spans: tuple[ContentSpan, ...] = (),
+        algorithm: HashAlgorithm = HashAlgorithm.SHA256,
+    ) -> None:
         self.token_ids = token_ids
+        self.names: list[bytes] = []
+        """The names computed so far; compute() makes more."""
         self._block_size = block_size
         self._scope = scope
-        self._later_keys = extra_keys(scope, 1)
-        self._hashes: list[bytes] = []
+        self._spans = spans
+        self._algorithm = algorithm
+        self._digest: Digest = digest_of(algorithm)
+        self._none = NONE_HASH if algorithm is HashAlgorithm.SHA256 else none_hash(algorithm)
+        self._later_keys = _encode_keys(extra_keys(scope, 1, block_size))
+
+    @property
+    def scope(self) -> CacheScope:
+        return self._scope
 
     def name(self, block_index: int) -> bytes:
         """The name of the full block at `block_index`."""
-        while len(self._hashes) <= block_index:
-            self._hashes.append(self._next_name())
-        return self._hashes[block_index]
+        if len(self.names) <= block_index:
+            self.compute(block_index + 1)
+        return self.names[block_index]
+
+    def compute(self, num_blocks: int) -> None:
+        """Computes the names of the first `num_blocks` blocks; the tokens must fill them."""
+        names, tokens, size, digest = self.names, self.token_ids, self._block_size, self._digest
+        parent = names[-1] if names else self._none
+        head = _ARRAY_OF_THREE + _bytes_head(len(parent))
+        body_head = _array_head(size)
+        for index in range(len(names), num_blocks):
+            body = _encode_tokens(tokens[index * size : (index + 1) * size])
+            parent = digest(head + parent + body_head + body + self.keys(index))
+            names.append(parent)
+
+    def keys(self, block_index: int) -> bytes:
+        """The CBOR of the extra keys of one block."""
+        if block_index and not self._spans:
+            return self._later_keys
+        return _encode_keys(extra_keys(self._scope, block_index, self._block_size, self._spans))
+
+    def content(self, block_index: int) -> bytes:
+        """What tells a block from others behind the same parent: its extra keys in CBOR, then its tokens, 4 bytes each.
+
+        Of a block that isn't full, the tokens there are.
+        """
+        start = block_index * self._block_size
+        return self.keys(block_index) + self.token_ids[start : start + self._block_size].tobytes()
+
+    def adopt(self, names: list[bytes]) -> None:
+        """Takes names that are known to be those of the first blocks, when none is computed yet."""
+        if not self.names:
+            self.names = names
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forgets the tokens from `num_tokens` on, and the names of the blocks that they were in."""
+        del self.token_ids[num_tokens:]
+        del self.names[num_tokens // self._block_size :]
 
     def copy(self) -> HashChain:
         """A chain that goes its own way from here."""
-        twin = HashChain(self.token_ids[:], self._block_size, self._scope)
-        twin._hashes = self._hashes[:]
+        twin = HashChain(self.token_ids[:], self._block_size, self._scope, self._spans, self._algorithm)
+        twin.names = self.names[:]
         return twin
 
-    def _next_name(self) -> bytes:
-        index = len(self._hashes)
-        start = index * self._block_size
-        tokens = tuple(self.token_ids[start : start + self._block_size])
-        if index:
-            return hash_block(self._hashes[-1], tokens, self._later_keys)
-        return hash_block(NONE_HASH, tokens, extra_keys(self._scope, 0))
+
+def _encode_tokens(token_ids: array[int]) -> bytes:
+    try:
+        return b"".join(map(_encoded.__getitem__, token_ids))
+    except KeyError:
+        parts = [cbor2.dumps(token_id) for token_id in token_ids]
+        if len(_encoded) < _MAX_ENCODED:
+            _encoded.update(zip(token_ids, parts, strict=True))
+        return b"".join(parts)
+
+
+def _encode_keys(keys: ExtraKeys) -> bytes:
+    return _NO_KEYS if keys is None else bytes(cbor2.dumps(keys, canonical=True))
+
+
+def _bytes_head(length: int) -> bytes:
+    return _head(0x40, length)
+
+
+def _array_head(length: int) -> bytes:
+    return _head(0x80, length)
+
+
+def _head(major: int, length: int) -> bytes:
+    """The first bytes of a CBOR item (RFC 8949, 3.1): its major type and its length."""
+    if length < 24:
+        return bytes([major | length])
+    if length < 1 << 8:
+        return bytes([major | 24, length])
+    return bytes([major | 25, length >> 8, length & 0xFF])

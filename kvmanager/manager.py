@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from kvmanager.errors import PoolDiffers, StaleEpoch, UnknownPool
+from kvmanager.events import EventLog
+from kvmanager.ledger import Clock, no_time
 from kvmanager.pool import Pool
 from kvmanager.types import PoolSpec
 from kvmanager.validation import check_id
@@ -30,11 +32,13 @@ class KvManager:
     """The pools of one process. `boot_id` tells this process's books from those of any other.
 
     Epochs count from `epoch_base`: a process that takes a higher one than those before it never gives out an epoch
-    that an earlier process gave, so that what is late from then is refused.
+    that an earlier process gave, so that what is late from then is refused. clock: seconds that only grow, for pins.
     """
 
-    def __init__(self, boot_id: str, epoch_base: int = 0) -> None:
+    def __init__(self, boot_id: str, epoch_base: int = 0, clock: Clock = no_time) -> None:
         self.boot_id = boot_id
+        self._clock = clock
+        self._events: dict[str, EventLog] = {}
         self._epoch_base = epoch_base
         self._open: dict[str, _Open] = {}
         self._last_epoch: dict[str, int] = {}
@@ -52,7 +56,7 @@ class KvManager:
             self._check_facts(pool_id, known.pool.spec, spec)
             if known.runner_id == runner_id:
                 return Opening(known.epoch, False, known.pool)
-        pool = Pool(spec)
+        pool = Pool(spec, self._clock, self._new_events(pool_id))
         epoch = self._last_epoch.get(pool_id, self._epoch_base) + 1
         self._last_epoch[pool_id] = epoch
         self._open[pool_id] = _Open(epoch, runner_id, pool)
@@ -62,7 +66,13 @@ class KvManager:
         """Forgets the pool and returns how many sequences lived in it. Raises UnknownPool, StaleEpoch."""
         pool = self.pool(pool_id, epoch)
         del self._open[pool_id]
+        self._events[pool_id].cleared()
         return len(pool.live)
+
+    def events(self, pool_id: str) -> EventLog:
+        """The events of the pool of that id; their numbers go on when it is opened anew. Raises UnknownPool."""
+        self._known(pool_id)
+        return self._events[pool_id]
 
     def pool(self, pool_id: str, epoch: int = 0) -> Pool:
         """The open pool; epoch 0 is not compared. Raises UnknownPool, StaleEpoch."""
@@ -84,6 +94,13 @@ class KvManager:
         """The open pools by id."""
         return [(pool_id, self._open[pool_id].pool) for pool_id in sorted(self._open)]
 
+    def _new_events(self, pool_id: str) -> EventLog:
+        """The log of a pool that is opened: what an earlier opening had cached is cleared."""
+        known = self._events.setdefault(pool_id, EventLog())
+        if pool_id in self._open:
+            known.cleared()
+        return known
+
     def _known(self, pool_id: str) -> _Open:
         try:
             return self._open[pool_id]
@@ -95,7 +112,8 @@ class KvManager:
     def _check_facts(self, pool_id: str, known: PoolSpec, asked: PoolSpec) -> None:
         if known == asked:
             return
-        names = [name for name in PoolSpec.__slots__ if getattr(known, name) != getattr(asked, name)]
+        names = [field.name for field in fields(PoolSpec)]
+        names = [name for name in names if getattr(known, name) != getattr(asked, name)]
         facts = ", ".join(f"{name} {getattr(known, name)} (asked for {getattr(asked, name)})" for name in names)
         raise PoolDiffers(
             f"pool {pool_id!r} is open with {facts}; close it first or take another pool id",

@@ -1,90 +1,231 @@
-"""Which blocks begin a prompt: the index behind one interface, and the hash index, a dictionary of block names.
+"""Which blocks begin a prompt: the index behind one interface, as a tree of published names.
 
 A name may belong to several blocks when equal tokens were computed side by side. One of them, the owner, is found;
-the others are spares, and every spare is held.
+the others are spares. Owners with spares are held, and so is every spare. A name's parent is the name before it in the
+chain, and is published whenever the name is: blocks are published in order and withdrawn last first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from kvmanager.hashing import HashChain
 
-
-class PrefixIndex(Protocol):
-    """Finds published blocks by what they hold."""
-
-    def match(self, chain: HashChain, max_blocks: int) -> list[int]:
-        """The longest run of published blocks, at most `max_blocks`, that begins the chain."""
-        ...
-
-    def owner(self, name: bytes) -> int | None:
-        """The block that is found under `name`."""
-        ...
-
-    def publish(self, name: bytes, block: int) -> None:
-        """`block` is found under `name` from now on; behind another block that is already, it is a spare."""
-        ...
-
-    def withdraw(self, name: bytes, block: int) -> None:
-        """Takes `block` out. If it was the owner, the eldest spare takes its place."""
-        ...
-
-    def is_sole(self, name: bytes, block: int) -> bool:
-        """Whether `block` is the owner and has no spares."""
-        ...
-
-    def owners(self) -> Iterator[tuple[bytes, int]]:
-        """Each name with its owner."""
-        ...
-
-    def spares(self) -> Iterator[tuple[bytes, int]]:
-        """Each name with each of its spares."""
-        ...
+NO_NAME: Final = b""
+NO_BLOCK: Final = 0
+"""The null block is never published, so it stands for none."""
 
 
-class HashIndex:
-    """A dictionary of names. A match ends at the first name that is missing, so no name behind it is computed."""
+class PrefixIndex(ABC):
+    """Finds published blocks by what they hold, and knows which of them others continue.
 
-    __slots__ = ("_owners", "_spares")
+    names: the name of each block, NO_NAME for one that isn't published.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_owners", "_parents", "_spares", "children", "names")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.names: list[bytes] = [NO_NAME] * num_blocks
+        self.children: list[int] = [0] * num_blocks
+        """Published names that follow each owner's name."""
+        self._parents: list[bytes] = [NO_NAME] * num_blocks
         self._owners: dict[bytes, int] = {}
         self._spares: dict[bytes, list[int]] = {}
 
+    @abstractmethod
     def match(self, chain: HashChain, max_blocks: int) -> list[int]:
+        """The longest run of published blocks, at most `max_blocks`, that begins the chain."""
+
+    def match_inside(self, chain: HashChain, blocks: list[int], max_tokens: int) -> tuple[int, int]:
+        """A published block whose first tokens are the next of the chain behind `blocks`, and how many are.
+
+        At most `max_tokens`. (NO_BLOCK, 0) when there is none, and always for an index that only knows whole blocks.
+        """
+        return NO_BLOCK, 0
+
+    def owner(self, name: bytes) -> int:
+        """The block that is found under `name`; NO_BLOCK for none."""
+        return self._owners.get(name, NO_BLOCK)
+
+    def publish(self, block: int, chain: HashChain, block_index: int) -> bool:
+        """Makes `block`, the block at `block_index` of the chain, findable; the one before it is already.
+
+        Behind another block that is found under the name, it is a spare: False.
+        """
+        name = chain.names[block_index]
+        parent = chain.names[block_index - 1] if block_index else NO_NAME
+        self.names[block] = name
+        self._parents[block] = parent
+        if self._owners.setdefault(name, block) != block:
+            self._spares.setdefault(name, []).append(block)
+            return False
+        if parent:
+            self.children[self._owners[parent]] += 1
+        return True
+
+    def replace(self, owner: int, block: int, chain: HashChain, block_index: int) -> None:
+        """Publishes `block` in the place of `owner`, an owner without spares, which is published no more."""
+        name = self.names[owner]
+        self.names[block], self._parents[block] = name, self._parents[owner]
+        self._hand_over(name, owner, block)
+        self._erase(owner)
+
+    def withdraw(self, block: int) -> int:
+        """Takes a block out that is a spare, has spares or is a leaf.
+
+        The eldest spare takes an owner's place. Returns the owner of the parent when a name has gone with the block,
+        NO_BLOCK otherwise.
+        """
+        name = self.names[block]
+        spares = self._spares.get(name)
+        if spares is not None:
+            if self._owners[name] == block:
+                self._hand_over(name, block, spares.pop(0))
+            else:
+                spares.remove(block)
+            if not spares:
+                del self._spares[name]
+            self._erase(block)
+            return NO_BLOCK
+        parent = self._parents[block]
+        del self._owners[name]
+        self._erase(block)
+        if not parent:
+            return NO_BLOCK
+        owner = self._owners[parent]
+        self.children[owner] -= 1
+        return owner
+
+    def holds(self, block: int, chain: HashChain, block_index: int) -> bool:
+        """Whether a published block holds what the chain has at `block_index`, given that their names are equal."""
+        return True
+
+    def is_sole(self, block: int) -> bool:
+        """Whether a published block is the owner of its name and has no spares."""
+        name = self.names[block]
+        return not self._spares or (self._owners[name] == block and name not in self._spares)
+
+    def can_withdraw(self, block: int) -> bool:
+        """Whether a published block may be withdrawn: nothing would lose its parent."""
+        return not self.children[block] or self.names[block] in self._spares
+
+    def has_spares(self) -> bool:
+        """Whether any name belongs to several blocks."""
+        return bool(self._spares)
+
+    def clear(self) -> None:
+        """Forgets every name."""
+        num_blocks = len(self.names)
+        self.names[:] = [NO_NAME] * num_blocks
+        self._parents[:] = [NO_NAME] * num_blocks
+        self.children[:] = [0] * num_blocks
+        self._owners.clear()
+        self._spares.clear()
+
+    def __len__(self) -> int:
+        """Names that can be found."""
+        return len(self._owners)
+
+    def owners(self) -> Iterator[tuple[bytes, int]]:
+        """Each name with its owner."""
+        return iter(list(self._owners.items()))
+
+    def spares(self) -> Iterator[tuple[bytes, int]]:
+        """Each name with each of its spares."""
+        return iter([(name, block) for name, blocks in self._spares.items() for block in blocks])
+
+    def parent(self, block: int) -> bytes:
+        """The name before that of a published block; NO_NAME when it begins a prompt."""
+        return self._parents[block]
+
+    def parents_of(self, blocks: Iterable[int]) -> list[bytes]:
+        """parent() of each."""
+        parents = self._parents
+        return [parents[block] for block in blocks]
+
+    def contradictions(self) -> list[str]:
+        """What an index finds wrong in what it keeps beside the names; for check()."""
+        return []
+
+    def tree(self) -> dict[bytes, list[int]]:
+        """The owners by the name that they follow; O(blocks), for people and tools."""
+        tree: dict[bytes, list[int]] = {}
+        for block in self._owners.values():
+            tree.setdefault(self._parents[block], []).append(block)
+        return tree
+
+    def _hand_over(self, name: bytes, owner: int, heir: int) -> None:
+        self._owners[name] = heir
+        self.children[heir] = self.children[owner]
+
+    def _erase(self, block: int) -> None:
+        self.names[block] = self._parents[block] = NO_NAME
+        self.children[block] = 0
+
+
+class HashIndex(PrefixIndex):
+    """A dictionary of names: a prompt's names are looked up one after the other until the first that is missing."""
+
+    __slots__ = ()
+
+    def match(self, chain: HashChain, max_blocks: int) -> list[int]:
+        """The run of blocks found under the chain's names."""
+        # Every full block of a prompt is published in the end, so that no name is computed in vain.
+        chain.compute(max_blocks)
+        find = self._owners.get
         blocks: list[int] = []
-        for index in range(max_blocks):
-            block = self._owners.get(chain.name(index))
+        for name in chain.names[:max_blocks]:
+            block = find(name)
             if block is None:
                 break
             blocks.append(block)
         return blocks
 
-    def owner(self, name: bytes) -> int | None:
-        return self._owners.get(name)
 
-    def publish(self, name: bytes, block: int) -> None:
-        if self._owners.setdefault(name, block) != block:
-            self._spares.setdefault(name, []).append(block)
+class CheckedHashIndex(HashIndex):
+    """A HashIndex for names that may collide: it keeps the content of every published block and compares on a hit."""
 
-    def withdraw(self, name: bytes, block: int) -> None:
-        spares = self._spares.get(name)
-        if spares is None:
-            del self._owners[name]
-            return
-        if self._owners[name] == block:
-            self._owners[name] = block = spares[0]
-        spares.remove(block)
-        if not spares:
-            del self._spares[name]
+    __slots__ = ("_contents",)
 
-    def is_sole(self, name: bytes, block: int) -> bool:
-        return self._owners[name] == block and name not in self._spares
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._contents: list[bytes] = [NO_NAME] * num_blocks
 
-    def owners(self) -> Iterator[tuple[bytes, int]]:
-        return iter(self._owners.items())
+    def match(self, chain: HashChain, max_blocks: int) -> list[int]:
+        """The run of blocks found under the chain's names, each of the same content behind the same parent."""
+        blocks = super().match(chain, max_blocks)
+        for index, block in enumerate(blocks):
+            if not self.holds(block, chain, index):
+                return blocks[:index]
+        return blocks
 
-    def spares(self) -> Iterator[tuple[bytes, int]]:
-        return ((name, block) for name, blocks in self._spares.items() for block in blocks)
+    def publish(self, block: int, chain: HashChain, block_index: int) -> bool:
+        """As of any index. The content is kept."""
+        self._contents[block] = chain.content(block_index)
+        return super().publish(block, chain, block_index)
+
+    def replace(self, owner: int, block: int, chain: HashChain, block_index: int) -> None:
+        """As of any index. The content is kept."""
+        self._contents[block] = self._contents[owner]
+        super().replace(owner, block, chain, block_index)
+
+    def holds(self, block: int, chain: HashChain, block_index: int) -> bool:
+        """Whether a published block holds what the chain has at `block_index`."""
+        parent = chain.names[block_index - 1] if block_index else NO_NAME
+        return self._parents[block] == parent and self._contents[block] == chain.content(block_index)
+
+    def _erase(self, block: int) -> None:
+        super()._erase(block)
+        self._contents[block] = NO_NAME
+
+
+class NoIndex(PrefixIndex):
+    """Finds nothing, and publishes nothing: a pool without a prefix cache."""
+
+    __slots__ = ()
+
+    def match(self, chain: HashChain, max_blocks: int) -> list[int]:
+        """Nothing."""
+        return []

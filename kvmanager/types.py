@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 NULL_BLOCK = 0
 """The block that is never handed out: the target of padding."""
@@ -14,6 +15,32 @@ MAX_ID_BYTES = 256
 MAX_SALT_BYTES = 128
 MAX_CHILDREN = 1024
 """Of one fork."""
+
+MAX_SPANS = 4096
+MAX_PRIORITY = 100
+MAX_PIN_SECONDS = 7 * 24 * 3600.0
+
+
+class HashAlgorithm(Enum):
+    """How blocks are named. XXH3 is fast and not collision resistant: a hit compares tokens, and no salt is taken."""
+
+    SHA256 = "sha256"
+    XXH3 = "xxh3"
+
+
+class IndexKind(Enum):
+    """How a prompt's cached prefix is found. NONE caches nothing."""
+
+    HASH = "hash"
+    RADIX = "radix"
+    NONE = "none"
+
+
+class EvictionKind(Enum):
+    """Which cached block is given up first; always one that no cached block continues."""
+
+    ADAPTIVE = "adaptive"
+    LRU = "lru"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +55,9 @@ class PoolSpec:
     block_size: int
     bytes_per_block: int = 0
     model_fingerprint: str = ""
+    hash_algorithm: HashAlgorithm = HashAlgorithm.SHA256
+    index: IndexKind = IndexKind.HASH
+    eviction: EvictionKind = EvictionKind.ADAPTIVE
 
     @property
     def usable_blocks(self) -> int:
@@ -36,7 +66,10 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class CacheScope:
-    """Whose cache a sequence reads and writes: sequences of different scopes never share a block."""
+    """Whose cache a sequence reads and writes: sequences of different scopes never share a block.
+
+    The salt is a tenant's secret, and names the tenant to quotas; the empty one is everybody's.
+    """
 
     adapter_id: str = ""
     adapter_version: str = ""
@@ -47,12 +80,40 @@ BASE_SCOPE = CacheScope()
 
 
 @dataclass(frozen=True, slots=True)
+class ContentSpan:
+    """`length` tokens from position `offset` on that stand for an image or the like: equal tokens, other content."""
+
+    content_id: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How strongly and how long to keep what a sequence caches.
+
+    priority: 0 to MAX_PRIORITY; blocks of a lower one are given up before any of a higher one. pin_seconds: after the
+    sequence has ended, the full blocks of its prompt are not given up for so long.
+    """
+
+    priority: int = 0
+    pin_seconds: float = 0.0
+
+
+NO_RETENTION = Retention()
+
+
+@dataclass(frozen=True, slots=True)
 class Append:
-    """What a sequence has computed (`computed_tokens`, from its first token on) and the token ids given since."""
+    """What a sequence has computed (`computed_tokens`, from its first token on) and the token ids given since.
+
+    lookahead_tokens: room for so many tokens behind the known ones, so that the next steps need not ask.
+    """
 
     sequence_id: str
     token_ids: Sequence[int] = ()
     computed_tokens: int = 0
+    lookahead_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +137,23 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The block table of a new sequence; its first `cached_tokens` tokens are in the cache already."""
+    """The block table of a new sequence; its first `cached_tokens` tokens are in the cache once `copies` are done."""
 
     block_ids: tuple[int, ...]
     cached_tokens: int
+    copies: tuple[BlockCopy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The cached blocks that begin a prompt, and the tokens they hold."""
+    """The cached blocks that begin a prompt, and the tokens they hold.
+
+    partial_block: the block whose first slots hold the tokens behind the full blocks; 0, and no tokens, when none does.
+    """
 
     block_ids: tuple[int, ...]
     cached_tokens: int
+    partial_block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +165,28 @@ class FreeOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Removal:
+    """What became of a prefix: cached blocks that were forgotten, and blocks that stay, held by a sequence."""
+
+    removed_blocks: int
+    held_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUsage:
+    """What the tenant of one salt occupies of its quota, in blocks; quota 0 is no limit."""
+
+    quota_blocks: int
+    held_blocks: int
+    cached_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Blocks by state (free + cached + held = usable), and tokens: `stored` in held blocks, `reserved` room in them."""
+    """Blocks by state (free + cached + held = usable), and tokens: `stored` in held blocks, `reserved` room in them.
+
+    pinned_blocks: cached ones that may not be given up yet.
+    """
 
     usable_blocks: int
     free_blocks: int
@@ -110,6 +196,7 @@ class Occupancy:
     stored_tokens: int
     reserved_tokens: int
     sequences: int
+    pinned_blocks: int = 0
 
 
 @dataclass(slots=True)
@@ -129,6 +216,7 @@ class Totals:
     hit_tokens: int = 0
     allocation_failures: int = 0
     unknown_frees: int = 0
+    removed_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

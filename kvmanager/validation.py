@@ -6,7 +6,19 @@ from array import array
 from collections.abc import Sequence
 
 from kvmanager.errors import InvalidArgument
-from kvmanager.types import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_ID_BYTES, MAX_SALT_BYTES, CacheScope, PoolSpec
+from kvmanager.types import (
+    MAX_BLOCK_SIZE,
+    MAX_BLOCKS,
+    MAX_ID_BYTES,
+    MAX_PIN_SECONDS,
+    MAX_PRIORITY,
+    MAX_SALT_BYTES,
+    MAX_SPANS,
+    CacheScope,
+    ContentSpan,
+    PoolSpec,
+    Retention,
+)
 
 
 def check_spec(spec: PoolSpec) -> None:
@@ -48,6 +60,40 @@ def check_scope(scope: CacheScope) -> None:
         )
     if scope.adapter_version and not scope.adapter_id:
         raise InvalidArgument(f"adapter version {scope.adapter_version!r} has no adapter id; give both or neither")
+
+
+def check_spans(spans: Sequence[ContentSpan], num_tokens: int) -> None:
+    """Refuses spans that don't lie in the prompt, that overlap, or that name no content."""
+    if len(spans) > MAX_SPANS:
+        raise InvalidArgument(f"a prompt has at most {MAX_SPANS} spans, got {len(spans)}", maximum=MAX_SPANS)
+    end = 0
+    for span in spans:
+        check_id("a content id", span.content_id)
+        if span.offset < end or span.length < 1 or span.offset + span.length > num_tokens:
+            raise InvalidArgument(
+                f"span {span.content_id!r} is {span.length} tokens from {span.offset} on; spans have at least 1 token, "
+                f"are in order, don't overlap and lie in the prompt's {num_tokens} tokens (free from {end} on)",
+                offset=span.offset,
+                length=span.length,
+                num_tokens=num_tokens,
+            )
+        end = span.offset + span.length
+
+
+def check_retention(retention: Retention) -> None:
+    """Refuses a priority or a pin out of range."""
+    if not 0 <= retention.priority <= MAX_PRIORITY:
+        raise InvalidArgument(
+            f"a priority is 0 to {MAX_PRIORITY}, not {retention.priority}",
+            priority=retention.priority,
+            maximum=MAX_PRIORITY,
+        )
+    if not 0 <= retention.pin_seconds <= MAX_PIN_SECONDS:
+        raise InvalidArgument(
+            f"a pin lasts 0 to {MAX_PIN_SECONDS:.0f} seconds, not {retention.pin_seconds}",
+            pin_seconds=retention.pin_seconds,
+            maximum=MAX_PIN_SECONDS,
+        )
 
 
 def parse_token_ids(token_ids: Sequence[int]) -> array[int]:

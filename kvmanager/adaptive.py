@@ -1,0 +1,6 @@
+"""Stand-in."""
+
+from kvmanager.lru import LruEviction
+
+
+class AdaptiveEviction(LruEviction): ...

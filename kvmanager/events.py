@@ -1,0 +1,78 @@
+"""What happens to the prefix index, as numbered events that a consumer can replay into a tree of its own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+
+MAX_EVENTS = 10_000
+"""Events kept for replay; a consumer that is further behind takes a snapshot."""
+
+
+class EventKind(Enum):
+    """STORED: names can be found now. REMOVED: they no longer can. CLEARED: none can."""
+
+    STORED = "stored"
+    REMOVED = "removed"
+    CLEARED = "cleared"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEvent:
+    """One change of the index. Parents are stored before their children, and children removed before their parents.
+
+    number: consecutive, from 1. names: of STORED, a chain, each the parent of the next; of REMOVED, one by one.
+    parent: of the first stored name; empty when it begins a prompt. The adapter is that of the stored chain. No event
+    has tokens or a salt: who can name both can compute the names, and nobody else learns anything from them.
+    """
+
+    number: int
+    kind: EventKind
+    names: tuple[bytes, ...] = ()
+    parent: bytes = b""
+    adapter_id: str = ""
+    adapter_version: str = ""
+
+
+class EventLog:
+    """The latest events, `kept` of them. `on_event` is called after each; it must not raise."""
+
+    __slots__ = ("_events", "_last", "on_event")
+
+    def __init__(self, kept: int = MAX_EVENTS) -> None:
+        self._events: deque[IndexEvent] = deque(maxlen=kept)
+        self._last = 0
+        self.on_event: Callable[[], None] | None = None
+
+    @property
+    def last_number(self) -> int:
+        """The number of the newest event; 0 before the first."""
+        return self._last
+
+    def stored(self, names: tuple[bytes, ...], parent: bytes, adapter_id: str, adapter_version: str) -> None:
+        """`names` can be found from now on."""
+        self._add(IndexEvent(self._last + 1, EventKind.STORED, names, parent, adapter_id, adapter_version))
+
+    def removed(self, names: tuple[bytes, ...]) -> None:
+        """`names` can be found no more."""
+        self._add(IndexEvent(self._last + 1, EventKind.REMOVED, names))
+
+    def cleared(self) -> None:
+        """Nothing can be found any more."""
+        self._add(IndexEvent(self._last + 1, EventKind.CLEARED))
+
+    def since(self, number: int) -> list[IndexEvent] | None:
+        """The events from `number` on, oldest first; None when some of them are kept no more, or never were."""
+        first = self._last - len(self._events) + 1
+        if number < first or number > self._last + 1:
+            return None
+        return list(islice(self._events, number - first, None))
+
+    def _add(self, event: IndexEvent) -> None:
+        self._last = event.number
+        self._events.append(event)
+        if self.on_event is not None:
+            self.on_event()

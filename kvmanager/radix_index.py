@@ -1,0 +1,160 @@
+"""The radix index: a tree of blocks walked by their tokens, which also finds a match that ends inside a block.
+
+Each node is one published name; its children are sorted by their content, so that the child with the longest common
+beginning is a neighbour of where the prompt would stand. A lookup computes no hash: what it finds has names already.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from kvmanager.hashing import HashChain
+from kvmanager.prefix_index import NO_BLOCK, PrefixIndex
+
+TOKEN_BYTES = 4
+
+
+class _Node:
+    """One name: the block that is found under it, what that holds, and the nodes that follow, sorted by `keys`."""
+
+    __slots__ = ("block", "content", "keys", "nodes", "parent")
+
+    def __init__(self, block: int, content: bytes, parent: _Node | None) -> None:
+        self.block = block
+        self.content = content
+        self.parent = parent
+        self.keys: list[bytes] = []
+        self.nodes: list[_Node] = []
+
+    def find(self, content: bytes) -> _Node | None:
+        """The child of that content."""
+        index = bisect_left(self.keys, content)
+        if index < len(self.keys) and self.keys[index] == content:
+            return self.nodes[index]
+        return None
+
+    def add(self, node: _Node) -> None:
+        """Adds a child of new content."""
+        index = bisect_left(self.keys, node.content)
+        self.keys.insert(index, node.content)
+        self.nodes.insert(index, node)
+
+    def remove(self, content: bytes) -> None:
+        """Takes the child of that content out."""
+        index = bisect_left(self.keys, content)
+        del self.keys[index]
+        del self.nodes[index]
+
+
+class RadixIndex(PrefixIndex):
+    """Finds the longest cached prefix to the token. Its whole blocks are exactly those that a HashIndex finds."""
+
+    __slots__ = ("_nodes", "_root")
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._root = _Node(NO_BLOCK, b"", None)
+        self._nodes: list[_Node | None] = [None] * num_blocks
+
+    def match(self, chain: HashChain, max_blocks: int) -> list[int]:
+        """The run of blocks whose contents follow each other from the root."""
+        blocks: list[int] = []
+        node = self._root
+        for index in range(max_blocks):
+            child = node.find(chain.content(index))
+            if child is None:
+                break
+            blocks.append(child.block)
+            node = child
+        chain.adopt([self.names[block] for block in blocks])
+        return blocks
+
+    def match_inside(self, chain: HashChain, blocks: list[int], max_tokens: int) -> tuple[int, int]:
+        """The child of the last of `blocks` that shares the most of the next tokens."""
+        node = self._node(blocks[-1]) if blocks else self._root
+        index = len(blocks)
+        keys = chain.keys(index)
+        wanted = chain.content(index)[: len(keys) + max_tokens * TOKEN_BYTES]
+        place = bisect_left(node.keys, wanted)
+        best, most = NO_BLOCK, 0
+        for neighbour in range(max(0, place - 1), min(len(node.keys), place + 1)):
+            common = _common_bytes(node.keys[neighbour], wanted) - len(keys)
+            if common // TOKEN_BYTES > most:
+                best, most = node.nodes[neighbour].block, common // TOKEN_BYTES
+        return best, most
+
+    def publish(self, block: int, chain: HashChain, block_index: int) -> bool:
+        """As of any index. The owner of a new name becomes a node."""
+        is_owner = super().publish(block, chain, block_index)
+        if is_owner:
+            parent = self._parents[block]
+            above = self._node(self._owners[parent]) if parent else self._root
+            node = _Node(block, chain.content(block_index), above)
+            above.add(node)
+            self._nodes[block] = node
+        return is_owner
+
+    def withdraw(self, block: int) -> int:
+        """As of any index. The node goes with its name."""
+        node = self._nodes[block]
+        goes = node is not None and self.names[block] not in self._spares
+        owner = super().withdraw(block)
+        if goes and node is not None and node.parent is not None:
+            node.parent.remove(node.content)
+        return owner
+
+    def holds(self, block: int, chain: HashChain, block_index: int) -> bool:
+        """Whether a published block holds what the chain has at `block_index`; names may collide."""
+        parent = chain.names[block_index - 1] if block_index else b""
+        node = self._nodes[self._owners[self.names[block]]]
+        return self._parents[block] == parent and node is not None and node.content == chain.content(block_index)
+
+    def contradictions(self) -> list[str]:
+        """Nodes that don't stand where their names do."""
+        wrong = [
+            f"block {block} and its node in the tree do not belong together"
+            for name, block in self.owners()
+            if not self._stands(block, self._parents[block])
+        ]
+        nodes = [
+            block
+            for block, node in enumerate(self._nodes)
+            if node is not None and self.owner(self.names[block]) != block
+        ]
+        return wrong + [f"block {block} has a node in the tree, but is not found" for block in nodes]
+
+    def _stands(self, block: int, parent: bytes) -> bool:
+        node = self._nodes[block]
+        above = self._nodes[self._owners[parent]] if parent else self._root
+        if node is None or above is None or node.block != block or node.parent is not above:
+            return False
+        return above.find(node.content) is node and len(node.nodes) == self.children[block]
+
+    def clear(self) -> None:
+        """Forgets every name."""
+        super().clear()
+        self._root = _Node(NO_BLOCK, b"", None)
+        self._nodes = [None] * len(self.names)
+
+    def _hand_over(self, name: bytes, owner: int, heir: int) -> None:
+        super()._hand_over(name, owner, heir)
+        node = self._node(owner)
+        node.block = heir
+        self._nodes[heir] = node
+
+    def _erase(self, block: int) -> None:
+        super()._erase(block)
+        self._nodes[block] = None
+
+    def _node(self, block: int) -> _Node:
+        node = self._nodes[block]
+        assert node is not None, f"block {block} has no node"
+        return node
+
+
+def _common_bytes(one: bytes, other: bytes) -> int:
+    length = min(len(one), len(other))
+    for index in range(length):
+        if one[index] != other[index]:
+            return index
+    return length
