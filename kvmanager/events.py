@@ -40,11 +40,13 @@ class IndexEvent:
 class EventLog:
     """The latest events, `kept` of them. `on_event` is called after each; it must not raise."""
 
-    __slots__ = ("_events", "_last", "on_event")
+    __slots__ = ("_events", "_last", "adapters", "on_event")
 
     def __init__(self, kept: int = MAX_EVENTS) -> None:
         self._events: deque[IndexEvent] = deque(maxlen=kept)
         self._last = 0
+        self.adapters: dict[bytes, tuple[str, str]] = {}
+        """The adapter of each chain that has one, by its first name."""
         self.on_event: Callable[[], None] | None = None
 
     @property
@@ -54,14 +56,20 @@ class EventLog:
 
     def stored(self, names: tuple[bytes, ...], parent: bytes, adapter_id: str, adapter_version: str) -> None:
         """`names` can be found from now on."""
+        if adapter_id and not parent:
+            self.adapters[names[0]] = (adapter_id, adapter_version)
         self._add(IndexEvent(self._last + 1, EventKind.STORED, names, parent, adapter_id, adapter_version))
 
     def removed(self, names: tuple[bytes, ...]) -> None:
         """`names` can be found no more."""
+        if self.adapters:
+            for name in names:
+                self.adapters.pop(name, None)
         self._add(IndexEvent(self._last + 1, EventKind.REMOVED, names))
 
     def cleared(self) -> None:
         """Nothing can be found any more."""
+        self.adapters.clear()
         self._add(IndexEvent(self._last + 1, EventKind.CLEARED))
 
     def since(self, number: int) -> list[IndexEvent] | None:

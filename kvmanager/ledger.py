@@ -10,11 +10,11 @@ from kvmanager.adaptive import AdaptiveEviction
 from kvmanager.blocks import BlockPool
 from kvmanager.check import check_pool
 from kvmanager.errors import InvalidArgument, UnknownSequence
-from kvmanager.events import EventLog
+from kvmanager.events import EventKind, EventLog, IndexEvent
 from kvmanager.hashing import HashChain
 from kvmanager.lru import LruEviction
 from kvmanager.policy import EvictionPolicy
-from kvmanager.prefix_index import CheckedHashIndex, HashIndex, NoIndex, PrefixIndex
+from kvmanager.prefix_index import NO_NAME, CheckedHashIndex, HashIndex, NoIndex, PrefixIndex
 from kvmanager.radix_index import RadixIndex
 from kvmanager.sequence import Sequence
 from kvmanager.types import (
@@ -125,6 +125,24 @@ class Ledger:
         if tenant is None:
             return TenantUsage(tenants.quota(salt), 0, 0)
         return TenantUsage(tenant.quota, tenant.held, tenant.cached)
+
+    def snapshot(self) -> list[IndexEvent]:
+        """All that can be found, as events of the log's last number, parents before children; O(blocks)."""
+        number, names = self.events.last_number, self.block_pool.index.names
+        tree = self.block_pool.index.tree()
+        roots = tree.get(NO_NAME, [])
+        due = [(NO_NAME, block, self.events.adapters.get(names[block], ("", ""))) for block in roots]
+        chains: list[IndexEvent] = []
+        while due:
+            parent, block, adapter = due.pop()
+            run = [names[block]]
+            following = tree.get(run[-1], [])
+            while len(following) == 1:
+                run.append(names[following[0]])
+                following = tree.get(run[-1], [])
+            chains.append(IndexEvent(number, EventKind.STORED, tuple(run), parent, adapter[0], adapter[1]))
+            due += [(run[-1], child, adapter) for child in following]
+        return chains
 
     def check(self) -> CheckReport:
         """Recomputes everything that is derived and compares; O(blocks + table entries)."""

@@ -62,6 +62,7 @@ class CopyOrder:
 class BlockGrant:
     """The block table of one sequence from index `first_index` on, and the copies to perform before it writes."""
 
+    sequence_id: str
     first_index: int
     block_ids: Sequence[int]
     copies: Sequence[CopyOrder] = ()
@@ -69,10 +70,11 @@ class BlockGrant:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The block table of a new sequence; K/V of its first `cached_tokens` tokens is in the cache already."""
+    """The block table of a new sequence; K/V of its first `cached_tokens` tokens is there once `copies` are done."""
 
     block_ids: Sequence[int]
     cached_tokens: int
+    copies: Sequence[CopyOrder] = ()
 
 
 BOOKS_TROUBLE = (BooksUnreachable, BooksLost, BooksTaken, BooksRefused)
@@ -106,7 +108,10 @@ class KvBooks(Protocol):
         ...
 
     def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
-        """Commits and grows all of the sequences; None, and nothing changed, while the pool is too full for all."""
+        """Commits and grows all of the sequences; None, and nothing changed, while the pool is too full for all.
+
+        A grant for each sequence whose block table has changed.
+        """
         ...
 
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:

@@ -122,9 +122,10 @@ class Scheduler:
         while due:
             grants = self._books.append([sequence.update() for sequence in due])
             if grants is not None:
-                for sequence, grant in zip(due, grants, strict=True):
-                    sequence.apply(grant)
-                    plan.copies.extend(grant.copies)
+                by_id = {grant.sequence_id: grant for grant in grants}
+                for sequence in due:
+                    sequence.apply(by_id.get(sequence.sequence_id))
+                plan.copies.extend(copy for grant in grants for copy in grant.copies)
                 return
             victim = self._preempt()
             plan.preemptions += 1
@@ -153,7 +154,7 @@ class Scheduler:
         while self.waiting and budget > 0 and _slots(self.waiting[0]) <= slots:
             sequence = self.waiting[0]
             try:
-                self._admission_failed = not self._allocate(sequence)
+                self._admission_failed = not self._allocate(sequence, plan)
             except BooksRefused as error:
                 plan.refused.append((self.waiting.popleft(), error))
                 self._admission_failed = False
@@ -164,7 +165,7 @@ class Scheduler:
             budget -= min(sequence.pending, chunk)
             slots -= _slots(sequence)
 
-    def _allocate(self, sequence: Sequence) -> bool:
+    def _allocate(self, sequence: Sequence, plan: StepPlan) -> bool:
         request = sequence.live.request
         # Each running sequence will soon need a block: an admission that takes the last ones would be undone by them.
         admission = self._books.allocate(
@@ -180,6 +181,7 @@ class Scheduler:
         if not sequence.admitted_before:
             sequence.live.cached_tokens = admission.cached_tokens
         sequence.start(admission.block_ids, admission.cached_tokens)
+        plan.copies.extend(admission.copies)
         return True
 
     def _share_budget(self, plan: StepPlan) -> None:

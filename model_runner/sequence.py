@@ -108,9 +108,10 @@ class Sequence:
         """What the books don't know yet."""
         return SequenceUpdate(self.sequence_id, self.token_ids[self.told :], self.computed)
 
-    def apply(self, grant: BlockGrant) -> None:
-        """Takes over what the books answered to update()."""
-        self.block_table[grant.first_index :] = grant.block_ids
+    def apply(self, grant: BlockGrant | None) -> None:
+        """Takes over what the books answered to update(); None when the block table is as it was."""
+        if grant is not None:
+            self.block_table[grant.first_index :] = grant.block_ids
         self.told = len(self.token_ids)
         self.committed = self.computed
         self.must_ask = False

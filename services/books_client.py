@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, TypeVar
 
 import grpc
@@ -96,7 +96,7 @@ class GrpcBooks:
             resumed=resumed,
         )
         answer = self._call_unless_short(self._stub.Allocate, request)
-        return None if answer is None else Admission(list(answer.block_ids), answer.cached_tokens)
+        return None if answer is None else _admission(answer)
 
     def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
         """Commits and grows all of the sequences; None while the pool is too full for all."""
@@ -169,6 +169,13 @@ def _appends(updates: Sequence[SequenceUpdate]) -> list[pb.SequenceAppend]:
     ]
 
 
+def _admission(answer: pb.AllocateResponse) -> Admission:
+    return Admission(list(answer.block_ids), answer.cached_tokens, _copies(answer.copies))
+
+
 def _grant(grant: pb.SequenceGrant) -> BlockGrant:
-    copies = tuple(CopyOrder(each.source_block_id, each.target_block_id, each.num_tokens) for each in grant.copies)
-    return BlockGrant(grant.first_index, list(grant.block_ids), copies)
+    return BlockGrant(grant.sequence_id, grant.first_index, list(grant.block_ids), _copies(grant.copies))
+
+
+def _copies(orders: Iterable[pb.BlockCopy]) -> tuple[CopyOrder, ...]:
+    return tuple(CopyOrder(each.source_block_id, each.target_block_id, each.num_tokens) for each in orders)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from kvmanager.errors import KvError, PoolShort, StaleEpoch, UnknownPool
 from kvmanager.manager import KvManager
 from kvmanager.pool import Pool
-from kvmanager.types import Append, CacheScope, Grant, PoolSpec
+from kvmanager.types import Append, BlockCopy, CacheScope, Grant, PoolSpec
 from model_runner.books import (
     Admission,
     BlockGrant,
@@ -69,7 +69,7 @@ class InProcessBooks:
             return None
         except KvError as error:
             _refuse(error)
-        return Admission(allocation.block_ids, allocation.cached_tokens)
+        return Admission(allocation.block_ids, allocation.cached_tokens, _copies(allocation.copies))
 
     def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
         """Commits and grows all of the sequences; None while the pool is too full for all."""
@@ -129,5 +129,8 @@ def _appends(updates: Sequence[SequenceUpdate]) -> list[Append]:
 
 
 def _grant(grant: Grant) -> BlockGrant:
-    copies = tuple(CopyOrder(each.source, each.target, each.num_tokens) for each in grant.copies)
-    return BlockGrant(grant.first_index, grant.block_ids, copies)
+    return BlockGrant(grant.sequence_id, grant.first_index, grant.block_ids, _copies(grant.copies))
+
+
+def _copies(orders: Iterable[BlockCopy]) -> tuple[CopyOrder, ...]:
+    return tuple(CopyOrder(each.source, each.target, each.num_tokens) for each in orders)

@@ -48,7 +48,7 @@ class RunningKvManager:
 async def start_kv_manager(settings: KvManagerSettings) -> RunningKvManager:
     """Binds and serves on the running event loop. Raises StartupError."""
     # Seconds since 1970: a later process starts with a higher epoch than any that an earlier one gave out.
-    manager = KvManager(uuid.uuid4().hex, epoch_base=int(time.time()))
+    manager = KvManager(uuid.uuid4().hex, epoch_base=int(time.time()), clock=time.monotonic)
     registry = new_registry("kv-manager")
     read = on_loop(asyncio.get_running_loop(), lambda: pool_readings(manager))
     registry.register(BooksCollector(read))

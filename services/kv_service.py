@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import grpc
 from octavo.kv.v1 import kv_manager_pb2 as pb
 from octavo.kv.v1 import kv_manager_pb2_grpc
@@ -9,6 +11,7 @@ from octavo.kv.v1 import kv_manager_pb2_grpc
 from kvmanager.errors import InvalidArgument
 from kvmanager.manager import KvManager
 from services import kv_wire as wire
+from services.kv_events import EventStreams
 
 KV_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KvManagerService"].full_name
 
@@ -23,6 +26,7 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
 
     def __init__(self, manager: KvManager) -> None:
         self._manager = manager
+        self._streams = EventStreams(manager)
 
     async def OpenPool(self, request: pb.OpenPoolRequest, context: Context) -> pb.OpenPoolResponse:
         """Declares a pool for one runner process."""
@@ -47,7 +51,10 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
             request.sequence_id,
             list(request.token_ids),
             scope=wire.scope_from_wire(request.scope),
+            spans=wire.spans_from_wire(request.spans),
+            retention=wire.retention_from_wire(request.retention),
             headroom_blocks=request.headroom_blocks,
+            lookahead_tokens=request.lookahead_tokens,
             skip_cache_read=request.skip_cache_read,
             resumed=request.resumed,
             caller=request.epoch,
@@ -56,6 +63,7 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
             block_ids=allocation.block_ids,
             cached_tokens=allocation.cached_tokens,
             occupancy=wire.occupancy_to_wire(pool.occupancy()),
+            copies=map(wire.copy_to_wire, allocation.copies),
         )
 
     async def Append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:
@@ -85,8 +93,49 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         """Says what is cached of a prompt."""
         pool = self._manager.pool(wire.pool_id_of(request.pool_id))
-        hit = pool.lookup(list(request.token_ids), wire.scope_from_wire(request.scope))
-        return pb.LookupResponse(cached_tokens=hit.cached_tokens, block_ids=hit.block_ids)
+        spans = wire.spans_from_wire(request.spans)
+        hit = pool.lookup(list(request.token_ids), wire.scope_from_wire(request.scope), spans)
+        return pb.LookupResponse(
+            cached_tokens=hit.cached_tokens, block_ids=hit.block_ids, partial_block_id=hit.partial_block
+        )
+
+    async def Truncate(self, request: pb.TruncateRequest, context: Context) -> pb.TruncateResponse:
+        """Rewinds a sequence."""
+        pool = self._manager.pool(wire.pool_id_of(request.pool_id), request.epoch)
+        dropped = pool.truncate(request.sequence_id, request.num_tokens, caller=request.epoch)
+        return pb.TruncateResponse(dropped_blocks=dropped, occupancy=wire.occupancy_to_wire(pool.occupancy()))
+
+    async def RemovePrefix(self, request: pb.RemovePrefixRequest, context: Context) -> pb.RemovePrefixResponse:
+        """Forgets what is cached of one prompt."""
+        pool = self._manager.pool(wire.pool_id_of(request.pool_id), request.epoch)
+        spans = wire.spans_from_wire(request.spans)
+        removal = pool.remove_prefix(list(request.token_ids), wire.scope_from_wire(request.scope), spans)
+        return pb.RemovePrefixResponse(removed_blocks=removal.removed_blocks, held_blocks=removal.held_blocks)
+
+    async def SetQuota(self, request: pb.SetQuotaRequest, context: Context) -> pb.SetQuotaResponse:
+        """Limits a tenant, or all that have no limit of their own."""
+        pool = self._manager.pool(wire.pool_id_of(request.pool_id))
+        if request.WhichOneof("whose") is None:
+            raise InvalidArgument("set_quota names nobody: give a salt, or every_salt", field="whose")
+        if request.every_salt:
+            pool.set_default_quota(request.max_blocks)
+        else:
+            pool.set_quota(request.salt, request.max_blocks)
+        return pb.SetQuotaResponse()
+
+    async def GetTenant(self, request: pb.GetTenantRequest, context: Context) -> pb.GetTenantResponse:
+        """Shows what a tenant occupies."""
+        usage = self._manager.pool(wire.pool_id_of(request.pool_id)).tenant_usage(request.salt)
+        return pb.GetTenantResponse(
+            quota_blocks=usage.quota_blocks, held_blocks=usage.held_blocks, cached_blocks=usage.cached_blocks
+        )
+
+    async def WatchEvents(
+        self, request: pb.WatchEventsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchEventsResponse]:
+        """Streams what happens to a pool's prefix index."""
+        async for answer in self._streams.watch(wire.pool_id_of(request.pool_id), request.from_number, request.boot_id):
+            yield answer
 
     async def GetBlockTable(self, request: pb.GetBlockTableRequest, context: Context) -> pb.GetBlockTableResponse:
         """Shows one block table."""

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum
+from typing import TypeVar
 
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
+from kvmanager.errors import InvalidArgument
+from kvmanager.events import EventKind, IndexEvent
 from kvmanager.types import (
     Append,
+    BlockCopy,
     BlockView,
     CacheScope,
     CheckReport,
+    ContentSpan,
+    EvictionKind,
     Grant,
+    HashAlgorithm,
+    IndexKind,
     Occupancy,
     PoolSpec,
+    Retention,
     SequenceView,
     Totals,
 )
 
 DEFAULT_POOL = "default"
+
+Choice = TypeVar("Choice", bound=Enum)
+
+# The numbers of the wire's enums; 0, unspecified, is the first choice.
+_HASHES = (HashAlgorithm.SHA256, HashAlgorithm.SHA256, HashAlgorithm.XXH3)
+_INDEXES = (IndexKind.HASH, IndexKind.HASH, IndexKind.RADIX, IndexKind.NONE)
+_EVICTIONS = (EvictionKind.ADAPTIVE, EvictionKind.ADAPTIVE, EvictionKind.LRU)
 
 
 def pool_id_of(pool_id: str) -> str:
@@ -28,7 +45,15 @@ def pool_id_of(pool_id: str) -> str:
 
 def spec_from_wire(message: pb.PoolSpec) -> PoolSpec:
     """Blocks, tokens and bytes as they are on the wire; the KV manager checks them."""
-    return PoolSpec(message.num_blocks, message.block_size, message.bytes_per_block, message.model_fingerprint)
+    return PoolSpec(
+        message.num_blocks,
+        message.block_size,
+        message.bytes_per_block,
+        message.model_fingerprint,
+        _choice("hash_algorithm", _HASHES, message.hash_algorithm),
+        _choice("prefix_index", _INDEXES, message.prefix_index),
+        _choice("eviction_policy", _EVICTIONS, message.eviction_policy),
+    )
 
 
 def spec_to_wire(spec: PoolSpec) -> pb.PoolSpec:
@@ -38,6 +63,9 @@ def spec_to_wire(spec: PoolSpec) -> pb.PoolSpec:
         block_size=spec.block_size,
         bytes_per_block=spec.bytes_per_block,
         model_fingerprint=spec.model_fingerprint,
+        hash_algorithm=_number(_HASHES, spec.hash_algorithm),
+        prefix_index=_number(_INDEXES, spec.index),
+        eviction_policy=_number(_EVICTIONS, spec.eviction),
     )
 
 
@@ -46,20 +74,36 @@ def scope_from_wire(message: pb.CacheScope) -> CacheScope:
     return CacheScope(message.adapter_id, message.adapter_version, message.salt)
 
 
+def spans_from_wire(messages: Iterable[pb.ContentSpan]) -> list[ContentSpan]:
+    """What stands behind tokens, in order."""
+    return [ContentSpan(each.content_id, each.offset, each.length) for each in messages]
+
+
+def retention_from_wire(message: pb.Retention) -> Retention:
+    """How to keep what is cached; an absent message is no wish."""
+    return Retention(message.priority, message.pin_seconds)
+
+
 def appends_from_wire(messages: Iterable[pb.SequenceAppend]) -> list[Append]:
     """The news of sequences, in order."""
-    return [Append(each.sequence_id, list(each.token_ids), each.computed_tokens) for each in messages]
+    return [
+        Append(each.sequence_id, list(each.token_ids), each.computed_tokens, each.lookahead_tokens) for each in messages
+    ]
 
 
 def grant_to_wire(grant: Grant) -> pb.SequenceGrant:
     """What one sequence got."""
-    copies = [
-        pb.BlockCopy(source_block_id=each.source, target_block_id=each.target, num_tokens=each.num_tokens)
-        for each in grant.copies
-    ]
     return pb.SequenceGrant(
-        sequence_id=grant.sequence_id, first_index=grant.first_index, block_ids=grant.block_ids, copies=copies
+        sequence_id=grant.sequence_id,
+        first_index=grant.first_index,
+        block_ids=grant.block_ids,
+        copies=map(copy_to_wire, grant.copies),
     )
+
+
+def copy_to_wire(copy: BlockCopy) -> pb.BlockCopy:
+    """An order to copy."""
+    return pb.BlockCopy(source_block_id=copy.source, target_block_id=copy.target, num_tokens=copy.num_tokens)
 
 
 def occupancy_to_wire(occupancy: Occupancy) -> pb.Occupancy:
@@ -73,6 +117,7 @@ def occupancy_to_wire(occupancy: Occupancy) -> pb.Occupancy:
         stored_tokens=occupancy.stored_tokens,
         reserved_tokens=occupancy.reserved_tokens,
         sequences=occupancy.sequences,
+        pinned_blocks=occupancy.pinned_blocks,
     )
 
 
@@ -89,6 +134,7 @@ def totals_to_wire(totals: Totals) -> pb.Totals:
         hit_tokens=totals.hit_tokens,
         allocation_failures=totals.allocation_failures,
         unknown_frees=totals.unknown_frees,
+        removed_blocks=totals.removed_blocks,
     )
 
 
@@ -121,3 +167,36 @@ def check_to_wire(report: CheckReport) -> pb.CheckResponse:
         checked_blocks=report.checked_blocks,
         checked_sequences=report.checked_sequences,
     )
+
+
+def event_to_wire(event: IndexEvent, boot_id: str) -> pb.WatchEventsResponse:
+    """One event of a stream."""
+    answer = pb.WatchEventsResponse(boot_id=boot_id, number=event.number)
+    if event.kind is EventKind.STORED:
+        answer.stored.CopyFrom(stored_to_wire(event))
+    elif event.kind is EventKind.REMOVED:
+        answer.removed.block_hashes.extend(event.names)
+    else:
+        answer.cleared.SetInParent()
+    return answer
+
+
+def stored_to_wire(event: IndexEvent) -> pb.BlocksStored:
+    """A chain of names."""
+    return pb.BlocksStored(
+        block_hashes=event.names,
+        parent_hash=event.parent,
+        adapter_id=event.adapter_id,
+        adapter_version=event.adapter_version,
+    )
+
+
+def _choice(field: str, choices: tuple[Choice, ...], number: int) -> Choice:
+    if not 0 <= number < len(choices):
+        raise InvalidArgument(f"{field} {number} is none of 0 to {len(choices) - 1}", field=field, value=number)
+    return choices[number]
+
+
+def _number(choices: tuple[Choice, ...], choice: Choice) -> int:
+    """The number of a choice on the wire, never that of unspecified."""
+    return choices.index(choice, 1)

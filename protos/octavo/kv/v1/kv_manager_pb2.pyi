@@ -1,4 +1,5 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -6,20 +7,55 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class HashAlgorithm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HASH_ALGORITHM_UNSPECIFIED: _ClassVar[HashAlgorithm]
+    HASH_ALGORITHM_SHA256: _ClassVar[HashAlgorithm]
+    HASH_ALGORITHM_XXH3: _ClassVar[HashAlgorithm]
+
+class PrefixIndex(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PREFIX_INDEX_UNSPECIFIED: _ClassVar[PrefixIndex]
+    PREFIX_INDEX_HASH: _ClassVar[PrefixIndex]
+    PREFIX_INDEX_RADIX: _ClassVar[PrefixIndex]
+    PREFIX_INDEX_NONE: _ClassVar[PrefixIndex]
+
+class EvictionPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVICTION_POLICY_UNSPECIFIED: _ClassVar[EvictionPolicy]
+    EVICTION_POLICY_ADAPTIVE: _ClassVar[EvictionPolicy]
+    EVICTION_POLICY_LRU: _ClassVar[EvictionPolicy]
+HASH_ALGORITHM_UNSPECIFIED: HashAlgorithm
+HASH_ALGORITHM_SHA256: HashAlgorithm
+HASH_ALGORITHM_XXH3: HashAlgorithm
+PREFIX_INDEX_UNSPECIFIED: PrefixIndex
+PREFIX_INDEX_HASH: PrefixIndex
+PREFIX_INDEX_RADIX: PrefixIndex
+PREFIX_INDEX_NONE: PrefixIndex
+EVICTION_POLICY_UNSPECIFIED: EvictionPolicy
+EVICTION_POLICY_ADAPTIVE: EvictionPolicy
+EVICTION_POLICY_LRU: EvictionPolicy
+
 class PoolSpec(_message.Message):
-    __slots__ = ("num_blocks", "block_size", "bytes_per_block", "model_fingerprint")
+    __slots__ = ("num_blocks", "block_size", "bytes_per_block", "model_fingerprint", "hash_algorithm", "prefix_index", "eviction_policy")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    HASH_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_INDEX_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_POLICY_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     block_size: int
     bytes_per_block: int
     model_fingerprint: str
-    def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
+    hash_algorithm: HashAlgorithm
+    prefix_index: PrefixIndex
+    eviction_policy: EvictionPolicy
+    def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., hash_algorithm: _Optional[_Union[HashAlgorithm, str]] = ..., prefix_index: _Optional[_Union[PrefixIndex, str]] = ..., eviction_policy: _Optional[_Union[EvictionPolicy, str]] = ...) -> None: ...
 
 class Occupancy(_message.Message):
-    __slots__ = ("usable_blocks", "free_blocks", "cached_blocks", "held_blocks", "shared_blocks", "stored_tokens", "reserved_tokens", "sequences")
+    __slots__ = ("usable_blocks", "free_blocks", "cached_blocks", "held_blocks", "shared_blocks", "stored_tokens", "reserved_tokens", "sequences", "pinned_blocks")
     USABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +64,7 @@ class Occupancy(_message.Message):
     STORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     usable_blocks: int
     free_blocks: int
     cached_blocks: int
@@ -36,10 +73,11 @@ class Occupancy(_message.Message):
     stored_tokens: int
     reserved_tokens: int
     sequences: int
-    def __init__(self, usable_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., stored_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., sequences: _Optional[int] = ...) -> None: ...
+    pinned_blocks: int
+    def __init__(self, usable_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., stored_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pinned_blocks: _Optional[int] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("allocated_blocks", "freed_blocks", "evicted_blocks", "forks", "copies", "queried_tokens", "hit_tokens", "allocation_failures", "unknown_frees", "reused_blocks")
+    __slots__ = ("allocated_blocks", "freed_blocks", "evicted_blocks", "forks", "copies", "queried_tokens", "hit_tokens", "allocation_failures", "unknown_frees", "reused_blocks", "removed_blocks")
     ALLOCATED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +88,7 @@ class Totals(_message.Message):
     ALLOCATION_FAILURES_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FREES_FIELD_NUMBER: _ClassVar[int]
     REUSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     allocated_blocks: int
     freed_blocks: int
     evicted_blocks: int
@@ -60,7 +99,8 @@ class Totals(_message.Message):
     allocation_failures: int
     unknown_frees: int
     reused_blocks: int
-    def __init__(self, allocated_blocks: _Optional[int] = ..., freed_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., forks: _Optional[int] = ..., copies: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., allocation_failures: _Optional[int] = ..., unknown_frees: _Optional[int] = ..., reused_blocks: _Optional[int] = ...) -> None: ...
+    removed_blocks: int
+    def __init__(self, allocated_blocks: _Optional[int] = ..., freed_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., forks: _Optional[int] = ..., copies: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., allocation_failures: _Optional[int] = ..., unknown_frees: _Optional[int] = ..., reused_blocks: _Optional[int] = ..., removed_blocks: _Optional[int] = ...) -> None: ...
 
 class CacheScope(_message.Message):
     __slots__ = ("adapter_id", "adapter_version", "salt")
@@ -71,6 +111,24 @@ class CacheScope(_message.Message):
     adapter_version: str
     salt: str
     def __init__(self, adapter_id: _Optional[str] = ..., adapter_version: _Optional[str] = ..., salt: _Optional[str] = ...) -> None: ...
+
+class ContentSpan(_message.Message):
+    __slots__ = ("content_id", "offset", "length")
+    CONTENT_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    content_id: str
+    offset: int
+    length: int
+    def __init__(self, content_id: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class Retention(_message.Message):
+    __slots__ = ("priority", "pin_seconds")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    pin_seconds: float
+    def __init__(self, priority: _Optional[int] = ..., pin_seconds: _Optional[float] = ...) -> None: ...
 
 class OpenPoolRequest(_message.Message):
     __slots__ = ("pool_id", "spec", "runner_id")
@@ -109,7 +167,7 @@ class ClosePoolResponse(_message.Message):
     def __init__(self, closed_sequences: _Optional[int] = ...) -> None: ...
 
 class AllocateRequest(_message.Message):
-    __slots__ = ("pool_id", "epoch", "sequence_id", "token_ids", "scope", "headroom_blocks", "skip_cache_read", "resumed")
+    __slots__ = ("pool_id", "epoch", "sequence_id", "token_ids", "scope", "headroom_blocks", "skip_cache_read", "resumed", "spans", "retention", "lookahead_tokens")
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +176,9 @@ class AllocateRequest(_message.Message):
     HEADROOM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SKIP_CACHE_READ_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     pool_id: str
     epoch: int
     sequence_id: str
@@ -126,27 +187,34 @@ class AllocateRequest(_message.Message):
     headroom_blocks: int
     skip_cache_read: bool
     resumed: bool
-    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., resumed: _Optional[bool] = ...) -> None: ...
+    spans: _containers.RepeatedCompositeFieldContainer[ContentSpan]
+    retention: Retention
+    lookahead_tokens: int
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., resumed: _Optional[bool] = ..., spans: _Optional[_Iterable[_Union[ContentSpan, _Mapping]]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., lookahead_tokens: _Optional[int] = ...) -> None: ...
 
 class AllocateResponse(_message.Message):
-    __slots__ = ("block_ids", "cached_tokens", "occupancy")
+    __slots__ = ("block_ids", "cached_tokens", "occupancy", "copies")
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     block_ids: _containers.RepeatedScalarFieldContainer[int]
     cached_tokens: int
     occupancy: Occupancy
-    def __init__(self, block_ids: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ...) -> None: ...
+    copies: _containers.RepeatedCompositeFieldContainer[BlockCopy]
+    def __init__(self, block_ids: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ..., copies: _Optional[_Iterable[_Union[BlockCopy, _Mapping]]] = ...) -> None: ...
 
 class SequenceAppend(_message.Message):
-    __slots__ = ("sequence_id", "token_ids", "computed_tokens")
+    __slots__ = ("sequence_id", "token_ids", "computed_tokens", "lookahead_tokens")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     computed_tokens: int
-    def __init__(self, sequence_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
+    lookahead_tokens: int
+    def __init__(self, sequence_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., computed_tokens: _Optional[int] = ..., lookahead_tokens: _Optional[int] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
     __slots__ = ("pool_id", "epoch", "appends")
@@ -229,22 +297,26 @@ class FreeResponse(_message.Message):
     def __init__(self, freed_sequences: _Optional[int] = ..., unknown_sequences: _Optional[int] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("pool_id", "token_ids", "scope")
+    __slots__ = ("pool_id", "token_ids", "scope", "spans")
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
     pool_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     scope: CacheScope
-    def __init__(self, pool_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ...) -> None: ...
+    spans: _containers.RepeatedCompositeFieldContainer[ContentSpan]
+    def __init__(self, pool_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[ContentSpan, _Mapping]]] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
-    __slots__ = ("cached_tokens", "block_ids")
+    __slots__ = ("cached_tokens", "block_ids", "partial_block_id")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     cached_tokens: int
     block_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, cached_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    partial_block_id: int
+    def __init__(self, cached_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., partial_block_id: _Optional[int] = ...) -> None: ...
 
 class GetBlockTableRequest(_message.Message):
     __slots__ = ("pool_id", "sequence_id")
@@ -327,6 +399,140 @@ class GetPoolResponse(_message.Message):
     occupancy: Occupancy
     totals: Totals
     def __init__(self, pool_id: _Optional[str] = ..., spec: _Optional[_Union[PoolSpec, _Mapping]] = ..., boot_id: _Optional[str] = ..., epoch: _Optional[int] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ...) -> None: ...
+
+class TruncateRequest(_message.Message):
+    __slots__ = ("pool_id", "epoch", "sequence_id", "num_tokens")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    epoch: int
+    sequence_id: str
+    num_tokens: int
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence_id: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class TruncateResponse(_message.Message):
+    __slots__ = ("dropped_blocks", "occupancy")
+    DROPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    dropped_blocks: int
+    occupancy: Occupancy
+    def __init__(self, dropped_blocks: _Optional[int] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ...) -> None: ...
+
+class RemovePrefixRequest(_message.Message):
+    __slots__ = ("pool_id", "epoch", "token_ids", "scope", "spans")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    epoch: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    scope: CacheScope
+    spans: _containers.RepeatedCompositeFieldContainer[ContentSpan]
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[ContentSpan, _Mapping]]] = ...) -> None: ...
+
+class RemovePrefixResponse(_message.Message):
+    __slots__ = ("removed_blocks", "held_blocks")
+    REMOVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    removed_blocks: int
+    held_blocks: int
+    def __init__(self, removed_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ...) -> None: ...
+
+class SetQuotaRequest(_message.Message):
+    __slots__ = ("pool_id", "salt", "every_salt", "max_blocks")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    EVERY_SALT_FIELD_NUMBER: _ClassVar[int]
+    MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    salt: str
+    every_salt: bool
+    max_blocks: int
+    def __init__(self, pool_id: _Optional[str] = ..., salt: _Optional[str] = ..., every_salt: _Optional[bool] = ..., max_blocks: _Optional[int] = ...) -> None: ...
+
+class SetQuotaResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetTenantRequest(_message.Message):
+    __slots__ = ("pool_id", "salt")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    salt: str
+    def __init__(self, pool_id: _Optional[str] = ..., salt: _Optional[str] = ...) -> None: ...
+
+class GetTenantResponse(_message.Message):
+    __slots__ = ("quota_blocks", "held_blocks", "cached_blocks")
+    QUOTA_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    quota_blocks: int
+    held_blocks: int
+    cached_blocks: int
+    def __init__(self, quota_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ...) -> None: ...
+
+class WatchEventsRequest(_message.Message):
+    __slots__ = ("pool_id", "from_number", "boot_id")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    from_number: int
+    boot_id: str
+    def __init__(self, pool_id: _Optional[str] = ..., from_number: _Optional[int] = ..., boot_id: _Optional[str] = ...) -> None: ...
+
+class WatchEventsResponse(_message.Message):
+    __slots__ = ("boot_id", "number", "stored", "removed", "cleared", "snapshot")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    number: int
+    stored: BlocksStored
+    removed: BlocksRemoved
+    cleared: CacheCleared
+    snapshot: IndexSnapshot
+    def __init__(self, boot_id: _Optional[str] = ..., number: _Optional[int] = ..., stored: _Optional[_Union[BlocksStored, _Mapping]] = ..., removed: _Optional[_Union[BlocksRemoved, _Mapping]] = ..., cleared: _Optional[_Union[CacheCleared, _Mapping]] = ..., snapshot: _Optional[_Union[IndexSnapshot, _Mapping]] = ...) -> None: ...
+
+class BlocksStored(_message.Message):
+    __slots__ = ("block_hashes", "parent_hash", "adapter_id", "adapter_version")
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    parent_hash: bytes
+    adapter_id: str
+    adapter_version: str
+    def __init__(self, block_hashes: _Optional[_Iterable[bytes]] = ..., parent_hash: _Optional[bytes] = ..., adapter_id: _Optional[str] = ..., adapter_version: _Optional[str] = ...) -> None: ...
+
+class BlocksRemoved(_message.Message):
+    __slots__ = ("block_hashes",)
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class CacheCleared(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class IndexSnapshot(_message.Message):
+    __slots__ = ("first", "last", "stored")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    first: bool
+    last: bool
+    stored: _containers.RepeatedCompositeFieldContainer[BlocksStored]
+    def __init__(self, first: _Optional[bool] = ..., last: _Optional[bool] = ..., stored: _Optional[_Iterable[_Union[BlocksStored, _Mapping]]] = ...) -> None: ...
 
 class ResetCacheRequest(_message.Message):
     __slots__ = ("pool_id", "epoch")

@@ -87,6 +87,31 @@ class KvManagerServiceStub:
                 request_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.GetPoolRequest.SerializeToString,
                 response_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.GetPoolResponse.FromString,
                 _registered_method=True)
+        self.Truncate = channel.unary_unary(
+                '/octavo.kv.v1.KvManagerService/Truncate',
+                request_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.TruncateRequest.SerializeToString,
+                response_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.TruncateResponse.FromString,
+                _registered_method=True)
+        self.RemovePrefix = channel.unary_unary(
+                '/octavo.kv.v1.KvManagerService/RemovePrefix',
+                request_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.RemovePrefixRequest.SerializeToString,
+                response_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.RemovePrefixResponse.FromString,
+                _registered_method=True)
+        self.SetQuota = channel.unary_unary(
+                '/octavo.kv.v1.KvManagerService/SetQuota',
+                request_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.SetQuotaRequest.SerializeToString,
+                response_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.SetQuotaResponse.FromString,
+                _registered_method=True)
+        self.GetTenant = channel.unary_unary(
+                '/octavo.kv.v1.KvManagerService/GetTenant',
+                request_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.GetTenantRequest.SerializeToString,
+                response_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.GetTenantResponse.FromString,
+                _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/octavo.kv.v1.KvManagerService/WatchEvents',
+                request_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.WatchEventsResponse.FromString,
+                _registered_method=True)
         self.ResetCache = channel.unary_unary(
                 '/octavo.kv.v1.KvManagerService/ResetCache',
                 request_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.ResetCacheRequest.SerializeToString,
@@ -180,6 +205,42 @@ class KvManagerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Truncate(self, request, context):
+        """Rewinds a sequence to its first tokens, as after a rejected draft. It must Append before it next writes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemovePrefix(self, request, context):
+        """Forgets what is cached of one prompt and of all that continue it; what other cached prompts begin with stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetQuota(self, request, context):
+        """Limits the blocks that the tenant of a salt may occupy, so that no tenant can flush the others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTenant(self, request, context):
+        """Shows what the tenant of a salt occupies. Who can't name the salt learns nothing of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEvents(self, request, context):
+        """Streams what happens to the prefix index, from an event on, and goes on until the caller ends it. A consumer that
+        applies every answer in order holds the names that can be found, each with its parent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResetCache(self, request, context):
         """Forgets every cached block. With live sequences: FAILED_PRECONDITION, and nothing changes.
         """
@@ -246,6 +307,31 @@ def add_KvManagerServiceServicer_to_server(servicer, server):
                     servicer.GetPool,
                     request_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.GetPoolRequest.FromString,
                     response_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.GetPoolResponse.SerializeToString,
+            ),
+            'Truncate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Truncate,
+                    request_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.TruncateRequest.FromString,
+                    response_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.TruncateResponse.SerializeToString,
+            ),
+            'RemovePrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemovePrefix,
+                    request_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.RemovePrefixRequest.FromString,
+                    response_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.RemovePrefixResponse.SerializeToString,
+            ),
+            'SetQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuota,
+                    request_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.SetQuotaRequest.FromString,
+                    response_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.SetQuotaResponse.SerializeToString,
+            ),
+            'GetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTenant,
+                    request_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.GetTenantRequest.FromString,
+                    response_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.GetTenantResponse.SerializeToString,
+            ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.WatchEventsRequest.FromString,
+                    response_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.WatchEventsResponse.SerializeToString,
             ),
             'ResetCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetCache,
@@ -531,6 +617,141 @@ class KvManagerService:
             '/octavo.kv.v1.KvManagerService/GetPool',
             octavo_dot_kv_dot_v1_dot_kv__manager__pb2.GetPoolRequest.SerializeToString,
             octavo_dot_kv_dot_v1_dot_kv__manager__pb2.GetPoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Truncate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.kv.v1.KvManagerService/Truncate',
+            octavo_dot_kv_dot_v1_dot_kv__manager__pb2.TruncateRequest.SerializeToString,
+            octavo_dot_kv_dot_v1_dot_kv__manager__pb2.TruncateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemovePrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.kv.v1.KvManagerService/RemovePrefix',
+            octavo_dot_kv_dot_v1_dot_kv__manager__pb2.RemovePrefixRequest.SerializeToString,
+            octavo_dot_kv_dot_v1_dot_kv__manager__pb2.RemovePrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.kv.v1.KvManagerService/SetQuota',
+            octavo_dot_kv_dot_v1_dot_kv__manager__pb2.SetQuotaRequest.SerializeToString,
+            octavo_dot_kv_dot_v1_dot_kv__manager__pb2.SetQuotaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.kv.v1.KvManagerService/GetTenant',
+            octavo_dot_kv_dot_v1_dot_kv__manager__pb2.GetTenantRequest.SerializeToString,
+            octavo_dot_kv_dot_v1_dot_kv__manager__pb2.GetTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.kv.v1.KvManagerService/WatchEvents',
+            octavo_dot_kv_dot_v1_dot_kv__manager__pb2.WatchEventsRequest.SerializeToString,
+            octavo_dot_kv_dot_v1_dot_kv__manager__pb2.WatchEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,
