@@ -12,6 +12,7 @@ from kvmanager.check import check_pool
 from kvmanager.errors import InvalidArgument, UnknownSequence
 from kvmanager.events import EventKind, EventLog, IndexEvent
 from kvmanager.hashing import HashChain
+from kvmanager.hit_window import HitWindow
 from kvmanager.lru import LruEviction
 from kvmanager.policy import EvictionPolicy
 from kvmanager.prefix_index import NO_NAME, CheckedHashIndex, HashIndex, NoIndex, PrefixIndex
@@ -54,6 +55,9 @@ class Ledger:
         self.spec = spec
         self.clock = clock
         self.totals = Totals()
+        self.caches = spec.index is not IndexKind.NONE
+        self.recent = HitWindow()
+        """The lookups that the totals counted last."""
         self.events = EventLog() if events is None else events
         self.block_pool = BlockPool(
             spec.num_blocks, spec.block_size, _policy(spec), _index(spec), self.totals, self.events

@@ -87,9 +87,10 @@ class Pool(Requests):
         self.promised_pins += pinned_blocks
         self.live[sequence_id] = sequence
         self.table_entries += num_blocks
-        if not skip_cache_read and not resumed:
+        if not skip_cache_read and not resumed and self.caches:
             self.totals.queried_tokens += num_tokens
             self.totals.hit_tokens += cached
+            self.recent.add(1, num_tokens, cached)
         return Allocation(tuple(blocks), cached, copies)
 
     def append(self, appends: Seq[Append], *, caller: int = 0) -> list[Grant]:

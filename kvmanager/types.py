@@ -220,6 +220,15 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class RecentLookups:
+    """Sums over the most recent lookups that count in the totals; no lookups at all is not the same as no hits."""
+
+    lookups: int
+    queried_tokens: int
+    hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class BlockView:
     """One entry of a block table as an operator sees it; `block_hash` is empty until the block is full and computed."""
 

@@ -168,6 +168,7 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
             epoch=self._manager.epoch(pool_id),
             occupancy=wire.occupancy_to_wire(pool.occupancy()),
             totals=wire.totals_to_wire(pool.totals),
+            recent_lookups=wire.recent_to_wire(pool.recent.sums()),
         )
 
     async def ResetCache(self, request: pb.ResetCacheRequest, context: Context) -> pb.ResetCacheResponse:

@@ -23,6 +23,7 @@ from kvmanager.types import (
     IndexKind,
     Occupancy,
     PoolSpec,
+    RecentLookups,
     Retention,
     SequenceView,
     Totals,
@@ -136,6 +137,11 @@ def totals_to_wire(totals: Totals) -> pb.Totals:
         unknown_frees=totals.unknown_frees,
         removed_blocks=totals.removed_blocks,
     )
+
+
+def recent_to_wire(recent: RecentLookups) -> pb.RecentLookups:
+    """The lookups of late."""
+    return pb.RecentLookups(lookups=recent.lookups, queried_tokens=recent.queried_tokens, hit_tokens=recent.hit_tokens)
 
 
 def sequence_to_wire(view: SequenceView) -> pb.SequenceInfo:

@@ -102,6 +102,16 @@ class Totals(_message.Message):
     removed_blocks: int
     def __init__(self, allocated_blocks: _Optional[int] = ..., freed_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., forks: _Optional[int] = ..., copies: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., allocation_failures: _Optional[int] = ..., unknown_frees: _Optional[int] = ..., reused_blocks: _Optional[int] = ..., removed_blocks: _Optional[int] = ...) -> None: ...
 
+class RecentLookups(_message.Message):
+    __slots__ = ("lookups", "queried_tokens", "hit_tokens")
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    lookups: int
+    queried_tokens: int
+    hit_tokens: int
+    def __init__(self, lookups: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ...) -> None: ...
+
 class CacheScope(_message.Message):
     __slots__ = ("adapter_id", "adapter_version", "salt")
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -385,20 +395,22 @@ class GetPoolRequest(_message.Message):
     def __init__(self, pool_id: _Optional[str] = ...) -> None: ...
 
 class GetPoolResponse(_message.Message):
-    __slots__ = ("pool_id", "spec", "boot_id", "epoch", "occupancy", "totals")
+    __slots__ = ("pool_id", "spec", "boot_id", "epoch", "occupancy", "totals", "recent_lookups")
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_LOOKUPS_FIELD_NUMBER: _ClassVar[int]
     pool_id: str
     spec: PoolSpec
     boot_id: str
     epoch: int
     occupancy: Occupancy
     totals: Totals
-    def __init__(self, pool_id: _Optional[str] = ..., spec: _Optional[_Union[PoolSpec, _Mapping]] = ..., boot_id: _Optional[str] = ..., epoch: _Optional[int] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ...) -> None: ...
+    recent_lookups: RecentLookups
+    def __init__(self, pool_id: _Optional[str] = ..., spec: _Optional[_Union[PoolSpec, _Mapping]] = ..., boot_id: _Optional[str] = ..., epoch: _Optional[int] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., recent_lookups: _Optional[_Union[RecentLookups, _Mapping]] = ...) -> None: ...
 
 class TruncateRequest(_message.Message):
     __slots__ = ("pool_id", "epoch", "sequence_id", "num_tokens")
