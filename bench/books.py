@@ -30,7 +30,7 @@ import platform
 import subprocess
 import tracemalloc
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import count, repeat
 from pathlib import Path
@@ -99,12 +99,11 @@ SCALINGS = {
 
 
 def take_blocks(books: BlockPool, num_blocks: int) -> list[int]:
-    return [books.take() for _ in range(num_blocks)]
+    return books.take(num_blocks, books.tenants.base)
 
 
-def release_blocks(books: BlockPool, blocks: Sequence[int]) -> None:
-    for block in reversed(blocks):
-        books.release(block)
+def release_blocks(books: BlockPool, blocks: list[int]) -> None:
+    books.release(blocks[::-1])
 
 
 def open_pool(usable_blocks: int) -> Pool:

@@ -19,7 +19,7 @@ from kvmanager.events import EventLog
 from kvmanager.hashing import HashChain
 from kvmanager.pins import Pins
 from kvmanager.policy import EvictionPolicy
-from kvmanager.prefix_index import NO_NAME, PrefixIndex
+from kvmanager.prefix_index import NO_BLOCK, NO_NAME, PrefixIndex
 from kvmanager.tenants import Tenant, Tenants
 from kvmanager.types import NULL_BLOCK, Totals
 from kvmanager.victims import Victims
@@ -129,21 +129,32 @@ class BlockPool:
             self._wake(woken)
 
     def release(self, blocks: list[int]) -> None:
-        """One holder less for each; last of a chain first. Raises BrokenBooks for a block that nobody holds."""
-        counts, idle, no_longer_shared = self.counts, [], 0
-        for block in blocks:
-            count = counts[block]
-            if count <= 0:
-                raise BrokenBooks(f"block {block} was released with a count of {count}", block=block, count=count)
-            counts[block] = count - 1
-            if count == 1:
-                idle.append(block)
-            elif count == 2:
-                no_longer_shared += 1
-        self.shared -= no_longer_shared
+        """One holder less for each; last of a chain first, none twice.
+
+        Raises BrokenBooks, and changes nothing, when nobody holds one of them.
+        """
+        counts = self.counts
+        before = list(map(counts.__getitem__, blocks))
+        if min(before, default=1) <= 0:
+            block = blocks[[count <= 0 for count in before].index(True)]
+            raise BrokenBooks(f"block {block} was released with a count of {counts[block]}", block=block)
         self.references -= len(blocks)
-        if idle:
-            self._let_go(idle)
+        if before.count(1) == len(before):
+            for block in blocks:
+                counts[block] = 0
+            self._let_go(blocks)
+            return
+        for block, count in zip(blocks, before, strict=True):
+            counts[block] = count - 1
+        self.shared -= before.count(2)
+        self._let_go([block for block, count in zip(blocks, before, strict=True) if count == 1])
+
+    def fill(self, blocks: list[int]) -> None:
+        """K/V of all tokens of held blocks is in the cache now."""
+        stored, size = self.stored, self.block_size
+        self.stored_tokens += size * len(blocks) - sum(map(stored.__getitem__, blocks))
+        for block in blocks:
+            stored[block] = size
 
     def store(self, block: int, num_tokens: int) -> None:
         """K/V of the first `num_tokens` tokens of a held block is in the cache now."""
@@ -166,9 +177,7 @@ class BlockPool:
         Raises BrokenBooks for a block that has another name.
         """
         chain.compute(last)
-        fresh: list[bytes] = []
         names = self.index.names
-        end = last
         for index in range(first, last):
             block, name = blocks[index], chain.names[index]
             if names[block] == name:
@@ -177,14 +186,24 @@ class BlockPool:
                 raise BrokenBooks(f"block {block} was published under a second name", block=block)
             owner = self.index.owner(name)
             if not owner:
-                fresh.append(name)
-            elif not self.index.holds(owner, chain, index):
-                end = index
-                break
-            self._publish_one(block, owner, chain, index)
-        if fresh:
-            self._announce(fresh, chain, end)
-        return end
+                # What follows a name that nobody has published is new as well.
+                self._publish_new(blocks, chain, index, last)
+                return last
+            if not self.index.holds(owner, chain, index):
+                return index
+            self._publish_again(block, owner, chain, index)
+        return last
+
+    def can_unpublish(self, block: int, withdrawn: int = 0) -> bool:
+        """Whether a published block may lose its name, after `withdrawn` other blocks of that name have lost theirs.
+
+        Not when the name would go with it and it is continued or pinned: then its holder needs a copy.
+        """
+        name = self.index.names[block]
+        if self.index.num_blocks(name) - withdrawn > 1:
+            return True
+        owner = self.index.owner(name)
+        return not self.index.children[owner] and owner not in self.pins.until
 
     def unpublish(self, block: int, num_tokens: int) -> None:
         """Takes the name of a block that its only holder will write behind its first `num_tokens` tokens."""
@@ -227,7 +246,7 @@ class BlockPool:
             tenant.pinned -= 1
         self.events.removed((self.index.names[block],))
         self.policy.forget(block)
-        self._give_up(block, tenant)
+        self._offer_leaf(self._give_up(block, tenant))
         self.totals.removed_blocks += 1
 
     def retain(self, blocks: list[int], priority: int, pinned_blocks: int, until: float) -> None:
@@ -260,65 +279,98 @@ class BlockPool:
     # Changes of state.
 
     def _evict(self, count: int, victims: Victims) -> None:
+        """Gives up `count` blocks. A parent that is now the first to go follows at once, without a turn in the heap."""
+        names, policy = self.index.names, self.policy
         removed: list[bytes] = []
+        following = NO_BLOCK
         for _ in range(count):
-            block = victims.pop()
-            name = self.index.names[block]
+            block = following or self._pop_victim(victims)
+            name = names[block]
             removed.append(name)
-            self.policy.evicted(block, name)
-            self._give_up(block, self._disown(block, victims))
+            policy.evicted(block, name)
+            parent = self._give_up(block, self.tenants.owner(block))
+            following = NO_BLOCK
+            if parent and self._may_go(parent):
+                following = self._offer(parent, victims)
+        if following:
+            self._offer_leaf(following)
         self.totals.evicted_blocks += count
         self.events.removed(tuple(removed))
 
-    def _disown(self, block: int, victims: Victims) -> Tenant:
-        """Takes a block that came up in one order of victims out of the other one."""
+    def _pop_victim(self, victims: Victims) -> int:
+        """Takes the first of one order of victims, and out of the other one if it is in two."""
+        block = victims.pop()
         tenant = self.tenants.owner(block)
         if tenant.victims is not None:
             other = self.victims if victims is tenant.victims else tenant.victims
             other.retract(block)
-        return tenant
+        return block
 
-    def _give_up(self, block: int, tenant: Tenant) -> None:
+    def _may_go(self, block: int) -> bool:
+        """Whether a published block is cached, unpinned and continued by nothing."""
+        return not self.counts[block] and not self.index.children[block] and block not in self.pins.until
+
+    def _offer(self, block: int, victims: Victims) -> int:
+        """Offers a block that may go; or returns it when it is the first to go of `victims` and of no other order."""
+        rank = self.policy.rank(block)
+        priority = self.priorities.get(block, 0) if self.priorities else 0
+        tenant = self.tenants.owner(block)
+        if tenant.victims is None and victims.comes_first(block, priority, rank):
+            return block
+        self.victims.offer(block, priority, rank)
+        if tenant.victims is not None:
+            tenant.victims.offer(block, priority, rank)
+        return NO_BLOCK
+
+    def _give_up(self, block: int, tenant: Tenant) -> int:
+        """Frees a cached leaf that is no victim any more. Returns the owner of its parent's name, NO_BLOCK for none."""
         parent = self.index.withdraw(block)
         self.cached -= 1
         tenant.cached -= 1
         self._to_free(block)
-        if parent:
-            self._offer_leaf(parent)
+        return parent
 
     def _let_go(self, idle: list[int]) -> None:
         """Blocks that lost their last holder become cached, or free when nobody could find them."""
-        names, stored, tenants = self.index.names, self.stored, self.tenants
-        cached: list[int] = []
-        lost_tokens = 0
-        for block in idle:
-            lost_tokens += stored[block]
-            if names[block] and self.index.is_sole(block):
-                cached.append(block)
-            elif names[block]:
-                self._free_duplicate(block)
-            else:
-                self._to_free(block)
+        names = self.index.names
         self.held -= len(idle)
-        self.stored_tokens -= lost_tokens
         self.totals.freed_blocks += len(idle)
-        if not cached:
+        self.stored_tokens -= sum(map(self.stored.__getitem__, idle))
+        unnamed = [block for block in idle if not names[block]]
+        self._free_unnamed(unnamed)
+        cached = [block for block in idle if names[block]] if unnamed else idle
+        if self.index.has_spares():
+            cached = [block for block in cached if self.index.is_sole(block) or self._free_duplicate(block)]
+        if cached:
+            self._cache(cached)
+
+    def _free_unnamed(self, blocks: list[int]) -> None:
+        if self.tenants.of_block:
+            for block in blocks:
+                self._to_free(block)
             return
-        self.cached += len(cached)
-        if tenants.of_block or self.pins.until:
-            for block in cached:
-                tenant = tenants.owner(block)
+        stored = self.stored
+        for block in blocks:
+            stored[block] = 0
+        self.free += blocks
+        self.tenants.base.used -= len(blocks)
+
+    def _cache(self, blocks: list[int]) -> None:
+        """Published blocks that nobody holds any more."""
+        self.cached += len(blocks)
+        if self.tenants.of_block or self.pins.until:
+            for block in blocks:
+                tenant = self.tenants.owner(block)
                 tenant.cached += 1
                 if block in self.pins.until:
                     self.pins.idle += 1
                     tenant.pinned += 1
         else:
-            tenants.base.cached += len(cached)
-        self.policy.release(cached)
+            self.tenants.base.cached += len(blocks)
+        self.policy.release(blocks)
         children = self.index.children
-        for block in cached:
-            if not children[block]:
-                self._offer_leaf(block)
+        for block in [block for block in blocks if not children[block]]:
+            self._offer_leaf(block)
 
     def _wake(self, woken: list[int]) -> None:
         """Cached blocks that are held from now on."""
@@ -340,12 +392,24 @@ class BlockPool:
                 self.pins.idle -= 1
                 tenant.pinned -= 1
 
-    def _publish_one(self, block: int, owner: int, chain: HashChain, index: int) -> None:
-        if owner and not self.counts[owner]:
+    def _publish_new(self, blocks: list[int], chain: HashChain, first: int, last: int) -> None:
+        for block in blocks[first:last]:
+            if self.index.names[block]:
+                raise BrokenBooks(f"block {block} was published under a second name", block=block)
+        self.index.publish(blocks, chain, first, last)
+        names = chain.names
+        for index in range(first, last):
+            self.policy.store(blocks[index], names[index], index)
+        parent = names[first - 1] if first else NO_NAME
+        scope = chain.scope
+        self.events.stored(tuple(names[first:last]), parent, scope.adapter_id, scope.adapter_version)
+
+    def _publish_again(self, block: int, owner: int, chain: HashChain, index: int) -> None:
+        if self.counts[owner]:
+            self.index.add_spare(block, chain, index)
+        else:
             # A held block is worth more than a cached one of the same content, which can be reused at once.
             self._replace(owner, block, chain, index)
-        else:
-            self.index.publish(block, chain, index)
         self.policy.store(block, chain.names[index], index)
 
     def _replace(self, owner: int, block: int, chain: HashChain, index: int) -> None:
@@ -361,13 +425,14 @@ class BlockPool:
         tenant.cached -= 1
         self._to_free(owner)
 
-    def _free_duplicate(self, block: int) -> None:
-        """Frees a block whose content another held one has too; what was promised for it goes on to that one."""
+    def _free_duplicate(self, block: int) -> bool:
+        """Frees a block whose content another held one has too; what was promised for it goes on to that one. False."""
         name = self.index.names[block]
         self.index.withdraw(block)
         self.policy.forget(block)
         self._move_marks(block, self.index.owner(name))
         self._to_free(block)
+        return False
 
     def _to_free(self, block: int) -> None:
         self.stored[block] = 0
@@ -380,8 +445,8 @@ class BlockPool:
             self._drop_marks(block)
 
     def _offer_leaf(self, block: int) -> None:
-        """Offers a block as a victim when it is cached, unpinned and continued by nothing. NULL_BLOCK is none."""
-        if not block or self.counts[block] or self.index.children[block] or block in self.pins.until:
+        """Offers a block as a victim if it may go; NO_BLOCK is none."""
+        if not block or not self._may_go(block):
             return
         rank = self.policy.rank(block)
         priority = self.priorities.get(block, 0) if self.priorities else 0
@@ -407,9 +472,3 @@ class BlockPool:
     def _drop_marks(self, block: int) -> None:
         self.priorities.pop(block, None)
         self.pins.unpin(block)
-
-    def _announce(self, names: list[bytes], chain: HashChain, end: int) -> None:
-        """Tells the event log of new names: the last ones before index `end`, for what follows a new one is new."""
-        first = end - len(names)
-        parent = chain.names[first - 1] if first else NO_NAME
-        self.events.stored(tuple(names), parent, chain.scope.adapter_id, chain.scope.adapter_version)

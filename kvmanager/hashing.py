@@ -23,11 +23,15 @@ Digest = Callable[[bytes], bytes]
 
 _NONE_TEXT: Final = "vllm-none-hash"
 _NO_KEYS: Final = b"\xf6"
-_ARRAY_OF_THREE: Final = b"\x83"
+_INTEGER: Final = 0x00
+_BYTES: Final = 0x40
+_ARRAY: Final = 0x80
 _MAX_ENCODED: Final = 1 << 18
 """Token ids whose CBOR is remembered: more than any known vocabulary has."""
+_ENCODED_STEP: Final = 1 << 12
 
-_encoded: Final[dict[int, bytes]] = {}
+_encoded: Final[list[bytes]] = []
+"""The CBOR of each token id up to the highest seen so far, and some more."""
 
 
 def _sha256(data: bytes) -> bytes:
@@ -128,8 +132,8 @@ class HashChain:
         """Computes the names of the first `num_blocks` blocks; the tokens must fill them."""
         names, tokens, size, digest = self.names, self.token_ids, self._block_size, self._digest
         parent = names[-1] if names else self._none
-        head = _ARRAY_OF_THREE + _bytes_head(len(parent))
-        body_head = _array_head(size)
+        head = _head(_ARRAY, 3) + _head(_BYTES, len(parent))
+        body_head = _head(_ARRAY, size)
         for index in range(len(names), num_blocks):
             body = _encode_tokens(tokens[index * size : (index + 1) * size])
             parent = digest(head + parent + body_head + body + self.keys(index))
@@ -155,7 +159,17 @@ class HashChain:
             self.names = names
 
     def truncate(self, num_tokens: int) -> None:
-        """Forgets the tokens from `num_tokens` on, and the names of the blocks that they were in."""
+        """Forgets the tokens from `num_tokens` on, the names of the blocks that they were in, and their spans.
+
+        The rest of a span that is cut is content of its own: equal tokens behind it mean something else now.
+        """
+        spans = [span for span in self._spans if span.offset < num_tokens]
+        if spans and spans[-1].offset + spans[-1].length > num_tokens:
+            self.compute(num_tokens // self._block_size)
+            cut, length = spans[-1], num_tokens - spans[-1].offset
+            # No caller can give such an id: those are printable.
+            spans[-1] = ContentSpan(f"{cut.content_id}\0{length}", cut.offset, length)
+        self._spans = tuple(spans)
         del self.token_ids[num_tokens:]
         del self.names[num_tokens // self._block_size :]
 
@@ -169,29 +183,25 @@ class HashChain:
 def _encode_tokens(token_ids: array[int]) -> bytes:
     try:
         return b"".join(map(_encoded.__getitem__, token_ids))
-    except KeyError:
-        parts = [cbor2.dumps(token_id) for token_id in token_ids]
-        if len(_encoded) < _MAX_ENCODED:
-            _encoded.update(zip(token_ids, parts, strict=True))
-        return b"".join(parts)
+    except IndexError:
+        highest = max(token_ids)
+        if highest >= _MAX_ENCODED:
+            return b"".join([_head(_INTEGER, token_id) for token_id in token_ids])
+        end = (highest // _ENCODED_STEP + 1) * _ENCODED_STEP
+        _encoded.extend([_head(_INTEGER, token_id) for token_id in range(len(_encoded), end)])
+        return b"".join(map(_encoded.__getitem__, token_ids))
 
 
 def _encode_keys(keys: ExtraKeys) -> bytes:
     return _NO_KEYS if keys is None else bytes(cbor2.dumps(keys, canonical=True))
 
 
-def _bytes_head(length: int) -> bytes:
-    return _head(0x40, length)
-
-
-def _array_head(length: int) -> bytes:
-    return _head(0x80, length)
-
-
-def _head(major: int, length: int) -> bytes:
-    """The first bytes of a CBOR item (RFC 8949, 3.1): its major type and its length."""
-    if length < 24:
-        return bytes([major | length])
-    if length < 1 << 8:
-        return bytes([major | 24, length])
-    return bytes([major | 25, length >> 8, length & 0xFF])
+def _head(major: int, number: int) -> bytes:
+    """The head of a CBOR item (RFC 8949, 3.1): its major type, and its value, or the length of what follows."""
+    if number < 24:
+        return bytes((major | number,))
+    if number < 1 << 8:
+        return bytes((major | 24, number))
+    if number < 1 << 16:
+        return bytes((major | 25, number >> 8, number & 0xFF))
+    return bytes((major | 26,)) + number.to_bytes(4, "big")

@@ -49,21 +49,31 @@ class PrefixIndex(ABC):
         """The block that is found under `name`; NO_BLOCK for none."""
         return self._owners.get(name, NO_BLOCK)
 
-    def publish(self, block: int, chain: HashChain, block_index: int) -> bool:
-        """Makes `block`, the block at `block_index` of the chain, findable; the one before it is already.
+    def publish(self, blocks: list[int], chain: HashChain, first: int, last: int) -> None:
+        """Makes the blocks at indices first..last-1 of the chain findable; their names are new, those before are not.
 
-        Behind another block that is found under the name, it is a spare: False.
+        blocks: the whole block table.
         """
-        name = chain.names[block_index]
-        parent = chain.names[block_index - 1] if block_index else NO_NAME
-        self.names[block] = name
-        self._parents[block] = parent
-        if self._owners.setdefault(name, block) != block:
-            self._spares.setdefault(name, []).append(block)
-            return False
+        names = chain.names[first:last]
+        run = blocks[first:last]
+        parent = chain.names[first - 1] if first else NO_NAME
         if parent:
             self.children[self._owners[parent]] += 1
-        return True
+        self._owners.update(zip(names, run, strict=True))
+        own_names, parents, children = self.names, self._parents, self.children
+        for block, name in zip(run, names, strict=True):
+            own_names[block] = name
+            parents[block] = parent
+            children[block] = 1
+            parent = name
+        children[run[-1]] = 0
+
+    def add_spare(self, block: int, chain: HashChain, block_index: int) -> None:
+        """Lines `block` up behind the held block that is found under its name."""
+        name = chain.names[block_index]
+        self.names[block] = name
+        self._parents[block] = chain.names[block_index - 1] if block_index else NO_NAME
+        self._spares.setdefault(name, []).append(block)
 
     def replace(self, owner: int, block: int, chain: HashChain, block_index: int) -> None:
         """Publishes `block` in the place of `owner`, an owner without spares, which is published no more."""
@@ -107,12 +117,12 @@ class PrefixIndex(ABC):
         name = self.names[block]
         return not self._spares or (self._owners[name] == block and name not in self._spares)
 
-    def can_withdraw(self, block: int) -> bool:
-        """Whether a published block may be withdrawn: nothing would lose its parent."""
-        return not self.children[block] or self.names[block] in self._spares
+    def num_blocks(self, name: bytes) -> int:
+        """How many blocks a published name belongs to."""
+        return 1 + len(self._spares.get(name, ()))
 
     def has_spares(self) -> bool:
-        """Whether any name belongs to several blocks."""
+        """Whether any name belongs to several blocks; without, every published block is the owner of its name."""
         return bool(self._spares)
 
     def clear(self) -> None:
@@ -201,10 +211,16 @@ class CheckedHashIndex(HashIndex):
                 return blocks[:index]
         return blocks
 
-    def publish(self, block: int, chain: HashChain, block_index: int) -> bool:
+    def publish(self, blocks: list[int], chain: HashChain, first: int, last: int) -> None:
+        """As of any index. The contents are kept."""
+        super().publish(blocks, chain, first, last)
+        for index in range(first, last):
+            self._contents[blocks[index]] = chain.content(index)
+
+    def add_spare(self, block: int, chain: HashChain, block_index: int) -> None:
         """As of any index. The content is kept."""
+        super().add_spare(block, chain, block_index)
         self._contents[block] = chain.content(block_index)
-        return super().publish(block, chain, block_index)
 
     def replace(self, owner: int, block: int, chain: HashChain, block_index: int) -> None:
         """As of any index. The content is kept."""

@@ -83,16 +83,14 @@ class RadixIndex(PrefixIndex):
                 best, most = node.nodes[neighbour].block, common // TOKEN_BYTES
         return best, most
 
-    def publish(self, block: int, chain: HashChain, block_index: int) -> bool:
-        """As of any index. The owner of a new name becomes a node."""
-        is_owner = super().publish(block, chain, block_index)
-        if is_owner:
-            parent = self._parents[block]
-            above = self._node(self._owners[parent]) if parent else self._root
-            node = _Node(block, chain.content(block_index), above)
+    def publish(self, blocks: list[int], chain: HashChain, first: int, last: int) -> None:
+        """As of any index. Each new name becomes a node."""
+        super().publish(blocks, chain, first, last)
+        above = self._node(self._owners[chain.names[first - 1]]) if first else self._root
+        for index in range(first, last):
+            node = _Node(blocks[index], chain.content(index), above)
             above.add(node)
-            self._nodes[block] = node
-        return is_owner
+            self._nodes[node.block] = above = node
 
     def withdraw(self, block: int) -> int:
         """As of any index. The node goes with its name."""

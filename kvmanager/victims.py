@@ -31,6 +31,11 @@ class Victims:
         self._entries[block] = entry
         heappush(self._heap, entry)
 
+    def comes_first(self, block: int, priority: int, rank: int) -> bool:
+        """Whether a block that is no candidate would be the first to be given up if it were."""
+        entry = ((priority << _RANK_BITS | rank) << _BLOCK_BITS) | block
+        return not self._heap or entry < self._heap[0]
+
     def retract(self, block: int) -> None:
         """`block` may be given up no more, if it could be before."""
         if self._entries.pop(block, 0) and len(self._heap) > 2 * len(self._entries) + _SLACK:
