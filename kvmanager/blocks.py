@@ -11,7 +11,6 @@ trust their caller for capacity; the pool checks it before it changes anything.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence as Seq
 
 from kvmanager.errors import BrokenBooks
@@ -36,12 +35,12 @@ class BlockPool:
         "free",
         "held",
         "index",
+        "partial",
         "pins",
         "policy",
         "priorities",
         "references",
         "shared",
-        "stored",
         "stored_tokens",
         "tenants",
         "totals",
@@ -61,8 +60,8 @@ class BlockPool:
         self.usable = num_blocks - 1
         self.block_size = block_size
         self.counts: list[int] = [0] * num_blocks
-        self.stored: array[int] = array("H", bytes(2 * num_blocks))
-        """Tokens whose K/V is in each block."""
+        self.partial: dict[int, int] = {}
+        """Tokens whose K/V is in each held block that has no name, where there are any; one with a name is full."""
         self.free: list[int] = list(range(num_blocks - 1, NULL_BLOCK, -1))
         """A stack: the block given back last is taken first."""
         self.index = index
@@ -149,25 +148,22 @@ class BlockPool:
         self.shared -= before.count(2)
         self._let_go([block for block, count in zip(blocks, before, strict=True) if count == 1])
 
-    def fill(self, blocks: list[int]) -> None:
-        """K/V of all tokens of held blocks is in the cache now."""
-        stored, size = self.stored, self.block_size
-        self.stored_tokens += size * len(blocks) - sum(map(stored.__getitem__, blocks))
-        for block in blocks:
-            stored[block] = size
+    def stored(self, block: int) -> int:
+        """Tokens whose K/V is in a block."""
+        return self.block_size if self.index.names[block] else self.partial.get(block, 0)
 
     def store(self, block: int, num_tokens: int) -> None:
         """K/V of the first `num_tokens` tokens of a held block is in the cache now."""
-        gained = num_tokens - self.stored[block]
+        gained = num_tokens - self.stored(block)
         if gained > 0:
-            self.stored[block] = num_tokens
+            self.partial[block] = num_tokens
             self.stored_tokens += gained
 
     def cut(self, block: int, num_tokens: int) -> None:
         """A held block that is nobody else's, nor to be found, holds no more than its first `num_tokens` tokens."""
-        lost = self.stored[block] - num_tokens
-        if lost > 0 and self.counts[block] == 1 and not self.index.names[block]:
-            self.stored[block] = num_tokens
+        lost = self.partial.get(block, 0) - num_tokens
+        if lost > 0 and self.counts[block] == 1:
+            self.partial[block] = num_tokens
             self.stored_tokens -= lost
 
     def publish(self, blocks: list[int], chain: HashChain, first: int, last: int) -> int:
@@ -216,7 +212,8 @@ class BlockPool:
         else:
             self._drop_marks(block)
             self.events.removed((name,))
-        self.cut(block, num_tokens)
+        self.partial[block] = num_tokens
+        self.stored_tokens -= self.block_size - num_tokens
         self._offer_leaf(parent)
 
     def forget_cached(self) -> int:
@@ -280,20 +277,23 @@ class BlockPool:
 
     def _evict(self, count: int, victims: Victims) -> None:
         """Gives up `count` blocks. A parent that is now the first to go follows at once, without a turn in the heap."""
-        names, policy = self.index.names, self.policy
+        index, policy, counts = self.index, self.policy, self.counts
         removed: list[bytes] = []
-        following = NO_BLOCK
+        block = NO_BLOCK
         for _ in range(count):
-            block = following or self._pop_victim(victims)
-            name = names[block]
+            block = block or self._pop_victim(victims)
+            name = index.names[block]
             removed.append(name)
             policy.evicted(block, name)
-            parent = self._give_up(block, self.tenants.owner(block))
-            following = NO_BLOCK
-            if parent and self._may_go(parent):
-                following = self._offer(parent, victims)
-        if following:
-            self._offer_leaf(following)
+            parent = index.withdraw_leaf(block)
+            self.tenants.owner(block).cached -= 1
+            self._to_free(block)
+            block = NO_BLOCK
+            if parent and not counts[parent] and not index.children[parent] and parent not in self.pins.until:
+                block = self._offer(parent, victims)
+        if block:
+            self._offer_leaf(block)
+        self.cached -= count
         self.totals.evicted_blocks += count
         self.events.removed(tuple(removed))
 
@@ -324,7 +324,7 @@ class BlockPool:
 
     def _give_up(self, block: int, tenant: Tenant) -> int:
         """Frees a cached leaf that is no victim any more. Returns the owner of its parent's name, NO_BLOCK for none."""
-        parent = self.index.withdraw(block)
+        parent = self.index.withdraw_leaf(block)
         self.cached -= 1
         tenant.cached -= 1
         self._to_free(block)
@@ -335,23 +335,25 @@ class BlockPool:
         names = self.index.names
         self.held -= len(idle)
         self.totals.freed_blocks += len(idle)
-        self.stored_tokens -= sum(map(self.stored.__getitem__, idle))
-        unnamed = [block for block in idle if not names[block]]
-        self._free_unnamed(unnamed)
-        cached = [block for block in idle if names[block]] if unnamed else idle
+        cached = idle
+        if not all(map(names.__getitem__, idle)):
+            self._free_unnamed([block for block in idle if not names[block]])
+            cached = [block for block in idle if names[block]]
+        self.stored_tokens -= self.block_size * len(cached)
         if self.index.has_spares():
             cached = [block for block in cached if self.index.is_sole(block) or self._free_duplicate(block)]
         if cached:
             self._cache(cached)
 
     def _free_unnamed(self, blocks: list[int]) -> None:
+        partial = self.partial
+        for block in blocks:
+            if block in partial:
+                self.stored_tokens -= partial.pop(block)
         if self.tenants.of_block:
             for block in blocks:
                 self._to_free(block)
             return
-        stored = self.stored
-        for block in blocks:
-            stored[block] = 0
         self.free += blocks
         self.tenants.base.used -= len(blocks)
 
@@ -397,6 +399,7 @@ class BlockPool:
             if self.index.names[block]:
                 raise BrokenBooks(f"block {block} was published under a second name", block=block)
         self.index.publish(blocks, chain, first, last)
+        self._stored_whole(blocks[first:last])
         names = chain.names
         for index in range(first, last):
             self.policy.store(blocks[index], names[index], index)
@@ -404,12 +407,22 @@ class BlockPool:
         scope = chain.scope
         self.events.stored(tuple(names[first:last]), parent, scope.adapter_id, scope.adapter_version)
 
+    def _stored_whole(self, blocks: list[int]) -> None:
+        """Held blocks that have just got their names."""
+        self.stored_tokens += self.block_size * len(blocks)
+        partial = self.partial
+        if partial:
+            for block in blocks:
+                if block in partial:
+                    self.stored_tokens -= partial.pop(block)
+
     def _publish_again(self, block: int, owner: int, chain: HashChain, index: int) -> None:
         if self.counts[owner]:
             self.index.add_spare(block, chain, index)
         else:
             # A held block is worth more than a cached one of the same content, which can be reused at once.
             self._replace(owner, block, chain, index)
+        self._stored_whole([block])
         self.policy.store(block, chain.names[index], index)
 
     def _replace(self, owner: int, block: int, chain: HashChain, index: int) -> None:
@@ -435,7 +448,6 @@ class BlockPool:
         return False
 
     def _to_free(self, block: int) -> None:
-        self.stored[block] = 0
         self.free.append(block)
         if self.tenants.of_block:
             self.tenants.of_block.pop(block, self.tenants.base).used -= 1

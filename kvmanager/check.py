@@ -68,10 +68,11 @@ def _check_states(blocks: BlockPool) -> list[str]:
         ]
     if names[NULL_BLOCK] or counts[NULL_BLOCK]:
         wrong.append(f"the null block {NULL_BLOCK} is held or named")
-    stored = blocks.stored
-    if any(map(stored.__getitem__, blocks.free)):
-        wrong += [f"free block {block} still stores {stored[block]} tokens" for block in blocks.free if stored[block]]
-    return wrong
+    return wrong + [
+        f"block {block} stores {tokens} tokens, but is not held or has a name"
+        for block, tokens in blocks.partial.items()
+        if not counts[block] or names[block]
+    ]
 
 
 def _check_sums(blocks: BlockPool) -> list[str]:
@@ -84,7 +85,7 @@ def _check_sums(blocks: BlockPool) -> list[str]:
         "cached": (blocks.cached, cached),
         "shared": (blocks.shared, sum([1 for block in held if counts[block] > 1])),
         "references": (blocks.references, sum(counts)),
-        "stored tokens": (blocks.stored_tokens, sum([blocks.stored[block] for block in held])),
+        "stored tokens": (blocks.stored_tokens, sum(map(blocks.stored, held))),
         "allocated + reused - freed": (totals.allocated_blocks + totals.reused_blocks - totals.freed_blocks, len(held)),
         "free + cached + held": (len(blocks.free) + cached + len(held), blocks.usable),
     }
@@ -188,7 +189,7 @@ def _check_tenants(blocks: BlockPool, live: Live) -> list[str]:
 
 
 def _check_sequences(blocks: BlockPool, live: Live) -> list[str]:
-    size, names, stored = blocks.block_size, blocks.index.names, blocks.stored
+    size, names = blocks.block_size, blocks.index.names
     wrong: list[str] = []
     for sequence_id, sequence in live.items():
         room = len(sequence.blocks) * size
@@ -201,8 +202,8 @@ def _check_sequences(blocks: BlockPool, live: Live) -> list[str]:
         sequence.chain.compute(full)
         if [names[block] for block in sequence.blocks[:full]] != sequence.chain.names[:full]:
             wrong.append(f"a full block of sequence {sequence_id!r} is not published under its hash")
-        short = [block for block in sequence.blocks[: sequence.computed // size] if stored[block] != size]
-        wrong += [f"block {block} of sequence {sequence_id!r} is full, but stores {stored[block]}" for block in short]
+        short = [block for block in sequence.blocks[full : sequence.computed // size] if blocks.stored(block) != size]
+        wrong += [f"block {block} of sequence {sequence_id!r} is computed, but not full" for block in short]
     return wrong
 
 

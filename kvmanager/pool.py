@@ -56,7 +56,7 @@ class Pool(Requests):
 
         spans: what stands behind tokens that stand for an image or the like. headroom_blocks must be left over
         afterwards. skip_cache_read hits nothing. resumed: the sequence was here before and was preempted, so its
-        lookup does not count in the totals. Raises SequenceExists, NeverFits, PoolShort.
+        lookup does not count in the totals. Raises SequenceExists, NeverFits, PinsExhausted, PoolShort.
         """
         self._check_new_id(sequence_id)
         if headroom_blocks < 0 or lookahead_tokens < 0:
@@ -159,13 +159,18 @@ class Pool(Requests):
         self.block_pool.cut(sequence.blocks[-1], max(0, sequence.computed - (kept - 1) * self.spec.block_size))
         return len(dropped)
 
-    def free(self, frees: Seq[Append], *, caller: int = 0) -> FreeOutcome:
-        """Commits a last time and ends the sequences. Unknown ones are counted and change nothing."""
+    def free(self, frees: Seq[Append], *, preempted: bool = False, caller: int = 0) -> FreeOutcome:
+        """Commits a last time and ends the sequences. Unknown ones are counted and change nothing.
+
+        preempted: they make room for others and will be back, so that nothing is pinned.
+        """
         known = {free.sequence_id: free for free in frees if free.sequence_id in self.live}
         commits = [self._parse_commit(free, caller) for free in known.values()]
 
         for sequence, token_ids, computed in commits:
             self._commit(sequence, token_ids, computed)
+            if preempted:
+                self._forget_promise(sequence, 0)
             self._end(sequence)
         unknown = len({free.sequence_id for free in frees}) - len(known)
         self.totals.unknown_frees += unknown
@@ -253,7 +258,7 @@ class Pool(Requests):
         copies: list[BlockCopy] = []
         for index in foreign:
             block = sequence.blocks[index]
-            if blocks.counts[block] == 1 and blocks.index.can_withdraw(block):
+            if blocks.counts[block] == 1 and blocks.can_unpublish(block):
                 blocks.unpublish(block, max(0, sequence.computed - index * size))
             else:
                 first = min(first, index)
@@ -282,16 +287,22 @@ class Pool(Requests):
             return
         size = self.spec.block_size
         first, last = sequence.computed // size, computed // size
-        for index in range(first, last):
-            self.block_pool.store(sequence.blocks[index], size)
+        sequence.computed = computed
+        if first < last:
+            self._commit_full(sequence, first, last)
         if computed % size:
             self.block_pool.store(sequence.blocks[last], computed % size)
-        sequence.computed = computed
-        end = min(last, sequence.publishable)
-        if first < end:
+
+    def _commit_full(self, sequence: Sequence, first: int, last: int) -> None:
+        """Publishes the blocks at indices first..last-1, which are full now."""
+        published = first
+        if first < sequence.publishable:
+            end = min(last, sequence.publishable)
             published = self.block_pool.publish(sequence.blocks, sequence.chain, first, end)
             if published < end:
                 sequence.publishable = published
+        for index in range(published, last):
+            self.block_pool.store(sequence.blocks[index], self.spec.block_size)
 
     def _end(self, sequence: Sequence) -> None:
         retention = sequence.retention

@@ -99,9 +99,14 @@ class PrefixIndex(ABC):
                 del self._spares[name]
             self._erase(block)
             return NO_BLOCK
-        parent = self._parents[block]
-        del self._owners[name]
-        self._erase(block)
+        return self.withdraw_leaf(block)
+
+    def withdraw_leaf(self, block: int) -> int:
+        """Takes out an owner that has neither spares nor children. Returns the owner of its parent's name."""
+        names, parents = self.names, self._parents
+        parent = parents[block]
+        del self._owners[names[block]]
+        names[block] = parents[block] = NO_NAME
         if not parent:
             return NO_BLOCK
         owner = self._owners[parent]
@@ -231,6 +236,11 @@ class CheckedHashIndex(HashIndex):
         """Whether a published block holds what the chain has at `block_index`."""
         parent = chain.names[block_index - 1] if block_index else NO_NAME
         return self._parents[block] == parent and self._contents[block] == chain.content(block_index)
+
+    def withdraw_leaf(self, block: int) -> int:
+        """As of any index. The content is forgotten."""
+        self._contents[block] = NO_NAME
+        return super().withdraw_leaf(block)
 
     def _erase(self, block: int) -> None:
         super()._erase(block)

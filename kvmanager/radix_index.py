@@ -92,14 +92,13 @@ class RadixIndex(PrefixIndex):
             above.add(node)
             self._nodes[node.block] = above = node
 
-    def withdraw(self, block: int) -> int:
+    def withdraw_leaf(self, block: int) -> int:
         """As of any index. The node goes with its name."""
-        node = self._nodes[block]
-        goes = node is not None and self.names[block] not in self._spares
-        owner = super().withdraw(block)
-        if goes and node is not None and node.parent is not None:
+        node = self._node(block)
+        self._nodes[block] = None
+        if node.parent is not None:
             node.parent.remove(node.content)
-        return owner
+        return super().withdraw_leaf(block)
 
     def holds(self, block: int, chain: HashChain, block_index: int) -> bool:
         """Whether a published block holds what the chain has at `block_index`; names may collide."""
