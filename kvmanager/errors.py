@@ -31,6 +31,12 @@ class PoolShort(KvError):
     reason = "POOL_SHORT"
 
 
+class PinsExhausted(KvError):
+    """As much of the pool is pinned as may be; a verb that pins nothing more may still succeed."""
+
+    reason = "PINS_EXHAUSTED"
+
+
 class UnknownPool(KvError):
     """No such pool is open."""
 

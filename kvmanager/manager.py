@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from enum import Enum
 
 from kvmanager.errors import PoolDiffers, StaleEpoch, UnknownPool
 from kvmanager.events import EventLog
@@ -114,9 +115,15 @@ class KvManager:
             return
         names = [field.name for field in fields(PoolSpec)]
         names = [name for name in names if getattr(known, name) != getattr(asked, name)]
-        facts = ", ".join(f"{name} {getattr(known, name)} (asked for {getattr(asked, name)})" for name in names)
+        facts = ", ".join(f"{name} {_shown(known, name)} (asked for {_shown(asked, name)})" for name in names)
         raise PoolDiffers(
             f"pool {pool_id!r} is open with {facts}; close it first or take another pool id",
             pool_id=pool_id,
-            **{name: getattr(known, name) for name in names},
+            **{name: _shown(known, name) for name in names},
         )
+
+
+def _shown(spec: PoolSpec, name: str) -> object:
+    """A fact as people write it: index radix, not IndexKind.RADIX."""
+    value = getattr(spec, name)
+    return value.value if isinstance(value, Enum) else value

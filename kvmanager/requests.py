@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Seq
 
-from kvmanager.errors import InvalidArgument, NeverFits, NotOwner, PoolShort, SequenceExists
+from kvmanager.errors import InvalidArgument, NeverFits, NotOwner, PinsExhausted, PoolShort, SequenceExists
 from kvmanager.ledger import Ledger
 from kvmanager.sequence import Sequence
 from kvmanager.tenants import Tenant
@@ -74,7 +74,7 @@ class Requests(Ledger):
         pinned = len(self.block_pool.pins.until) + self.promised_pins
         if pinned_blocks and pinned + pinned_blocks > limit:
             self.totals.allocation_failures += 1
-            raise PoolShort(
+            raise PinsExhausted(
                 f"{pinned_blocks} blocks are to be pinned, {pinned} are already, and at most {limit} may be, half of "
                 "the pool; pin less, or retry when pins have run out",
                 pinned_blocks=pinned,

@@ -6,13 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from model_runner.request import NO_RETENTION, Retention
+
+# Words of the KV manager for why it refuses, as far as the engine cares.
+SEQUENCE_EXISTS = "SEQUENCE_EXISTS"
+INVALID_ARGUMENT = "INVALID_ARGUMENT"
+NEVER_FITS = "NEVER_FITS"
+PINS_EXHAUSTED = "PINS_EXHAUSTED"
+
 
 class BooksUnreachable(Exception):
     """No answer from the KV manager. Whether the verb was carried out is unknown; the engine must open() again."""
 
 
 class BooksRefused(Exception):
-    """The KV manager refuses for good, and says why: other facts of the pool, or a fault of this program.
+    """The KV manager refuses and says why: other facts of the pool, or what a client or this program asked for.
 
     reason: the KV manager's word for it, such as SEQUENCE_EXISTS.
     """
@@ -77,6 +85,22 @@ class Admission:
     copies: Sequence[CopyOrder] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class AllocationRequest:
+    """A new sequence. headroom_blocks must be left for others.
+
+    resumed: it was here before, so the lookup is not counted again.
+    """
+
+    sequence_id: str
+    token_ids: Sequence[int]
+    headroom_blocks: int = 0
+    cache_salt: str = ""
+    skip_cache_read: bool = False
+    resumed: bool = False
+    retention: Retention = NO_RETENTION
+
+
 BOOKS_TROUBLE = (BooksUnreachable, BooksLost, BooksTaken, BooksRefused)
 """All that a verb may raise."""
 
@@ -91,20 +115,8 @@ class KvBooks(Protocol):
         """Declares the pool. True when the books are new to this runner, so that it holds nothing in them."""
         ...
 
-    def allocate(
-        self,
-        sequence_id: str,
-        token_ids: Sequence[int],
-        *,
-        headroom_blocks: int,
-        cache_salt: str,
-        skip_cache_read: bool,
-        resumed: bool,
-    ) -> Admission | None:
-        """Blocks for all of `token_ids`, cached prefix included; None while the pool is too full.
-
-        headroom_blocks must be left for others. resumed: it was here before, so the lookup is not counted again.
-        """
+    def allocate(self, request: AllocationRequest) -> Admission | None:
+        """Blocks for all tokens of a new sequence, cached prefix included; None while the pool is too full."""
         ...
 
     def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
@@ -118,8 +130,11 @@ class KvBooks(Protocol):
         """Gives each child the parent's block table. Parent and children must append() before they next write."""
         ...
 
-    def free(self, updates: Sequence[SequenceUpdate]) -> None:
-        """Commits a last time and ends the sequences; unknown ones are ignored."""
+    def free(self, updates: Sequence[SequenceUpdate], *, preempted: bool = False) -> None:
+        """Commits a last time and ends the sequences; unknown ones are ignored.
+
+        preempted: they will be back, so that nothing is pinned yet.
+        """
         ...
 
     def close(self) -> None:

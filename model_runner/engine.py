@@ -14,7 +14,17 @@ from contextlib import ExitStack
 
 import structlog
 
-from model_runner.books import BOOKS_TROUBLE, BooksRefused, BooksTaken, KvBooks, SequenceUpdate
+from model_runner.books import (
+    BOOKS_TROUBLE,
+    INVALID_ARGUMENT,
+    NEVER_FITS,
+    PINS_EXHAUSTED,
+    SEQUENCE_EXISTS,
+    BooksRefused,
+    BooksTaken,
+    KvBooks,
+    SequenceUpdate,
+)
 from model_runner.engine_types import (
     Delivery,
     DuplicateRequest,
@@ -46,6 +56,15 @@ STARVED_SECONDS = 0.1
 """Before the first in line is tried again while nothing runs: others hold the blocks of our pool."""
 MAX_LOSSES = 3
 """Times in a row that the books may be lost before one step succeeds; then the requests at hand are failed."""
+
+
+_KINDS = {
+    SEQUENCE_EXISTS: FailureKind.NAME_TAKEN,
+    INVALID_ARGUMENT: FailureKind.REQUEST,
+    NEVER_FITS: FailureKind.REQUEST,
+    PINS_EXHAUSTED: FailureKind.PINS_EXHAUSTED,
+}
+"""What a refusal of the KV manager is to the client, by reason; any other is a fault of ours."""
 
 
 class Engine:
@@ -203,12 +222,17 @@ class Engine:
 
     def _step(self) -> bool:
         """One step; false when there was nothing to compute."""
+        try:
+            return self._compute()
+        finally:
+            # Last, and also if the step fails: their other choices may be in it.
+            for sequence, error in self._scheduler.take_refused():
+                self._refuse(sequence.live, error)
+
+    def _compute(self) -> bool:
         started = time.monotonic()
         self._books.seconds = 0.0
         plan = self._scheduler.schedule()
-        for sequence, error in plan.refused:
-            kind = FailureKind.NAME_TAKEN if error.reason == "SEQUENCE_EXISTS" else FailureKind.ENGINE
-            self._fail([sequence.live], str(error), kind)
         if not plan.work:
             return False
         self._note_admissions(plan, started)
@@ -304,8 +328,10 @@ class Engine:
         """Ends whatever the same books still hold for us: which verbs they carried out before, we can't know."""
         with self._lock:
             sequences = [sequence for live in self._live.values() for sequence in live.sequences]
-        if ids := [*(sequence.sequence_id for sequence in sequences), *self._orphans]:
-            self._books.free([SequenceUpdate(sequence_id, (), 0) for sequence_id in ids])
+        if sequences:
+            self._books.free([SequenceUpdate(each.sequence_id, (), 0) for each in sequences], preempted=True)
+        if self._orphans:
+            self._books.free([SequenceUpdate(sequence_id, (), 0) for sequence_id in self._orphans])
 
     def _lose_books(self, error: Exception) -> None:
         """Everybody goes back in line until the books answer again; unless they are somebody else's by now."""
@@ -335,6 +361,11 @@ class Engine:
         lives = {id(sequence.live): sequence.live for sequence in at_hand}
         sentence = f"the engine failed while it worked on this request: {type(error).__name__}; see the server's log"
         self._fail(list(lives.values()), sentence, FailureKind.ENGINE)
+
+    def _refuse(self, live: LiveRequest, error: BooksRefused) -> None:
+        """Fails a request that the KV manager refuses, unless another of its choices was refused before."""
+        if self._live.get(live.request.request_id) is live:
+            self._fail([live], str(error), _KINDS.get(error.reason, FailureKind.ENGINE))
 
     def _fail(self, lives: Sequence[LiveRequest], sentence: str, kind: FailureKind) -> None:
         for live in lives:

@@ -42,6 +42,8 @@ class FailureKind(Enum):
 
     ENGINE = "the engine has a fault"
     ELSEWHERE = "another server may well serve the request"
+    REQUEST = "the KV manager refuses what the request asks for"
+    PINS_EXHAUSTED = "as much of the pool is pinned as may be; without its pin the request may be served"
     NAME_TAKEN = "the request must take another id: the KV manager has its sequences already"
 
 

@@ -13,6 +13,8 @@ MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_SALT_BYTES = 128
 MAX_REQUEST_ID_BYTES = 128
+MAX_PRIORITY = 100
+MAX_PIN_SECONDS = 7 * 24 * 3600
 
 
 class FinishReason(Enum):
@@ -49,6 +51,20 @@ class StopConditions:
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """How strongly and how long to keep what a request caches: blocks of a lower priority, 0 to MAX_PRIORITY, go first.
+
+    pin_seconds: after the end, the full blocks of the prompt stay for so long.
+    """
+
+    priority: int = 0
+    pin_seconds: float = 0.0
+
+
+NO_RETENTION = Retention()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A prompt and how to go on from it. logprobs None: none; else so many top candidates beside the chosen token."""
 
@@ -60,6 +76,7 @@ class GenerateRequest:
     logprobs: int | None = None
     skip_cache_read: bool = False
     cache_salt: str = ""
+    retention: Retention = NO_RETENTION
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ who has not been admitted yet.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from model_runner.books import BooksRefused, CopyOrder, KvBooks
+from model_runner.books import NEVER_FITS, PINS_EXHAUSTED, BlockGrant, BooksRefused, CopyOrder, KvBooks
 from model_runner.sequence import Sequence
 
 
@@ -49,15 +49,13 @@ class Work:
 class StepPlan:
     """What a step computes, the copies due before it, and how many sequences lost their blocks for it.
 
-    prefill_tokens: of the work, tokens of prompts or computed again. refused: sequences that the books won't admit,
-    with the books' sentence; they are out of line already.
+    prefill_tokens: of the work, tokens of prompts or computed again.
     """
 
     work: list[Work] = field(default_factory=list)
     copies: list[CopyOrder] = field(default_factory=list)
     preemptions: int = 0
     prefill_tokens: int = 0
-    refused: list[tuple[Sequence, BooksRefused]] = field(default_factory=list)
 
 
 STEPS_BETWEEN_TRIES = 32
@@ -75,6 +73,8 @@ class Scheduler:
         self._limits = limits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.refused: list[tuple[Sequence, BooksRefused]] = []
+        """Sequences that the books won't hold, with the books' sentence, for the engine to take and to fail."""
         self._steps_refused = 0
         self._admission_failed = False
         """The books refused the first in line, and no block has come back since."""
@@ -88,13 +88,21 @@ class Scheduler:
         self.running.extend(children)
 
     def schedule(self) -> StepPlan:
-        """Plans the next step. Raises what the books raise; then reset() must follow."""
+        """Plans the next step. Raises what the books raise; then reset() must follow.
+
+        Either way take_refused() must follow too.
+        """
         plan = StepPlan()
         self._grow(plan)
         if not plan.preemptions:
             self._admit(plan)
         self._share_budget(plan)
         return plan
+
+    def take_refused(self) -> list[tuple[Sequence, BooksRefused]]:
+        """Hands over those whom the books refused; whatever they hold is theirs until they are finished."""
+        refused, self.refused = self.refused, []
+        return refused
 
     def finish(self, sequences: list[Sequence]) -> None:
         """Ends sequences, running or waiting, and gives back what they hold, computed tokens committed."""
@@ -120,21 +128,40 @@ class Scheduler:
         """Tells the books what was computed and gets room for the next token of each running sequence."""
         due = [sequence for sequence in self.running if sequence.needs_books(self._limits.block_size)]
         while due:
-            grants = self._books.append([sequence.update() for sequence in due])
+            try:
+                grants = self._books.append([sequence.update() for sequence in due])
+            except BooksRefused as error:
+                if error.reason != NEVER_FITS:
+                    raise
+                # One of them outgrows the quota of its salt; the others must not suffer for it.
+                due = self._grow_one_by_one(due, plan)
+                continue
             if grants is not None:
-                by_id = {grant.sequence_id: grant for grant in grants}
-                for sequence in due:
-                    sequence.apply(by_id.get(sequence.sequence_id))
-                plan.copies.extend(copy for grant in grants for copy in grant.copies)
+                _apply(grants, due, plan)
                 return
             victim = self._preempt()
             plan.preemptions += 1
             due = [sequence for sequence in due if sequence is not victim]
 
+    def _grow_one_by_one(self, due: list[Sequence], plan: StepPlan) -> list[Sequence]:
+        """Grows those that it can, and finds out who can never grow; returns those for whom the pool is too full."""
+        short: list[Sequence] = []
+        for sequence in due:
+            try:
+                grants = self._books.append([sequence.update()])
+            except BooksRefused as error:
+                self.refused.append((sequence, error))
+                continue
+            if grants is None:
+                short.append(sequence)
+            else:
+                _apply(grants, [sequence], plan)
+        return short
+
     def _preempt(self) -> Sequence:
         """Takes the blocks of the sequence admitted last; it comes back before those never admitted."""
         victim = self.running[-1]
-        self._books.free([victim.update()])
+        self._books.free([victim.update()], preempted=True)
         self.running.pop()
         victim.lose_blocks()
         victim.live.preemptions += 1
@@ -156,7 +183,7 @@ class Scheduler:
             try:
                 self._admission_failed = not self._allocate(sequence, plan)
             except BooksRefused as error:
-                plan.refused.append((self.waiting.popleft(), error))
+                self.refused.append((self.waiting.popleft(), error))
                 self._admission_failed = False
                 continue
             if self._admission_failed:
@@ -166,16 +193,15 @@ class Scheduler:
             slots -= _slots(sequence)
 
     def _allocate(self, sequence: Sequence, plan: StepPlan) -> bool:
-        request = sequence.live.request
         # Each running sequence will soon need a block: an admission that takes the last ones would be undone by them.
-        admission = self._books.allocate(
-            sequence.sequence_id,
-            sequence.token_ids,
-            headroom_blocks=len(self.running),
-            cache_salt=request.cache_salt,
-            skip_cache_read=request.skip_cache_read,
-            resumed=sequence.admitted_before,
-        )
+        request = sequence.allocation(headroom_blocks=len(self.running))
+        try:
+            admission = self._books.allocate(request)
+        except BooksRefused as error:
+            if error.reason != PINS_EXHAUSTED or not sequence.admitted_before:
+                raise
+            # What has begun is not ended for want of a pin.
+            admission = self._books.allocate(replace(request, retention=replace(request.retention, pin_seconds=0.0)))
         if admission is None:
             return False
         if not sequence.admitted_before:
@@ -186,8 +212,10 @@ class Scheduler:
 
     def _share_budget(self, plan: StepPlan) -> None:
         budget = self._limits.max_batched_tokens
-        decodes = [sequence for sequence in self.running if sequence.pending == 1]
-        prefills = [sequence for sequence in self.running if sequence.pending > 1]
+        refused = {id(sequence) for sequence, _ in self.refused}
+        running = [sequence for sequence in self.running if id(sequence) not in refused]
+        decodes = [sequence for sequence in running if sequence.pending == 1]
+        prefills = [sequence for sequence in running if sequence.pending > 1]
         plan.work.extend(Work(sequence, 1) for sequence in decodes)
         plan.prefill_tokens = sum(1 for sequence in decodes if not sequence.num_outputs)
         budget -= len(decodes)
@@ -206,6 +234,13 @@ class Scheduler:
             # It may have been the first in line, who held up the others.
             self._admission_failed = False
             self.waiting = deque(sequence for sequence in self.waiting if id(sequence) not in gone)
+
+
+def _apply(grants: list[BlockGrant], due: list[Sequence], plan: StepPlan) -> None:
+    by_id = {grant.sequence_id: grant for grant in grants}
+    for sequence in due:
+        sequence.apply(by_id.get(sequence.sequence_id))
+    plan.copies.extend(copy for grant in grants for copy in grant.copies)
 
 
 def _slots(sequence: Sequence) -> int:

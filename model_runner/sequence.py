@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from model_runner.batch import BatchEntry
-from model_runner.books import BlockGrant, SequenceUpdate
+from model_runner.books import AllocationRequest, BlockGrant, SequenceUpdate
 from model_runner.detokenizer import Detokenizer
 from model_runner.request import FinishReason, GenerateRequest, RequestView, Usage
 
@@ -97,6 +97,20 @@ class Sequence:
             first_position=first,
             block_table=self.block_table,
             wants_logits=num_tokens == self.pending,
+        )
+
+    def allocation(self, headroom_blocks: int) -> AllocationRequest:
+        """What to ask the books for, with so many blocks left for others. The first choice pins the prompt for all."""
+        request = self.live.request
+        retention = request.retention if not self.choice_index else replace(request.retention, pin_seconds=0.0)
+        return AllocationRequest(
+            self.sequence_id,
+            self.token_ids,
+            headroom_blocks=headroom_blocks,
+            cache_salt=request.cache_salt,
+            skip_cache_read=request.skip_cache_read,
+            resumed=self.admitted_before,
+            retention=retention,
         )
 
     def needs_books(self, block_size: int) -> bool:

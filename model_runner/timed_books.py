@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from model_runner.books import Admission, BlockGrant, KvBooks, PoolFacts, SequenceUpdate
+from model_runner.books import Admission, AllocationRequest, BlockGrant, KvBooks, PoolFacts, SequenceUpdate
 
 
 class TimedBooks:
@@ -28,25 +28,9 @@ class TimedBooks:
         with self._clock():
             return self._books.open(facts)
 
-    def allocate(
-        self,
-        sequence_id: str,
-        token_ids: Sequence[int],
-        *,
-        headroom_blocks: int,
-        cache_salt: str,
-        skip_cache_read: bool,
-        resumed: bool,
-    ) -> Admission | None:
+    def allocate(self, request: AllocationRequest) -> Admission | None:
         with self._clock():
-            return self._books.allocate(
-                sequence_id,
-                token_ids,
-                headroom_blocks=headroom_blocks,
-                cache_salt=cache_salt,
-                skip_cache_read=skip_cache_read,
-                resumed=resumed,
-            )
+            return self._books.allocate(request)
 
     def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
         with self._clock():
@@ -56,9 +40,9 @@ class TimedBooks:
         with self._clock():
             self._books.fork(parent_id, child_ids)
 
-    def free(self, updates: Sequence[SequenceUpdate]) -> None:
+    def free(self, updates: Sequence[SequenceUpdate], *, preempted: bool = False) -> None:
         with self._clock():
-            self._books.free(updates)
+            self._books.free(updates, preempted=preempted)
 
     def close(self) -> None:
         with self._clock():

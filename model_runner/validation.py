@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from model_runner.request import (
     MAX_CHOICES,
     MAX_LOGPROBS,
+    MAX_PIN_SECONDS,
+    MAX_PRIORITY,
     MAX_REQUEST_ID_BYTES,
     MAX_SALT_BYTES,
     MAX_STOP_STRING_BYTES,
@@ -68,6 +70,8 @@ def validate(request: GenerateRequest, limits: Limits) -> None:
     if request.logprobs is not None:
         _check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     _check_bytes("cache_salt", request.cache_salt, MAX_SALT_BYTES)
+    _check_range("priority", request.retention.priority, 0, MAX_PRIORITY)
+    _check_range("pin_seconds", request.retention.pin_seconds, 0, MAX_PIN_SECONDS, hint=" (a week)")
 
 
 def _check_request_id(request_id: str) -> None:

@@ -13,6 +13,7 @@ from octavo.kv.v1 import kv_manager_pb2_grpc
 
 from model_runner.books import (
     Admission,
+    AllocationRequest,
     BlockGrant,
     BooksLost,
     BooksRefused,
@@ -22,8 +23,10 @@ from model_runner.books import (
     PoolFacts,
     SequenceUpdate,
 )
+from services.cache_options import DEFAULT_CACHE, CacheOptions
 from services.channels import ClientTls, open_channel
 from services.errors import describe_rpc_error
+from services.kv_wire import spec_to_wire
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -39,7 +42,7 @@ class GrpcBooks:
 
     Connects at the first call, and again by itself after the KV manager was away. Used by one thread. Each verb raises
     BooksUnreachable (no answer within `call_seconds`, or no connection), BooksLost (the books began anew), BooksTaken
-    (another runner has the pool) or BooksRefused (a fault of the caller).
+    (another runner has the pool) or BooksRefused (a fault of the caller, or of its client).
     """
 
     def __init__(
@@ -47,11 +50,13 @@ class GrpcBooks:
         address: str,
         *,
         pool_id: str = "default",
+        cache: CacheOptions = DEFAULT_CACHE,
         tls: ClientTls | None = None,
         call_seconds: float = CALL_SECONDS,
     ) -> None:
         self.address = address
         self._pool_id = pool_id
+        self._cache = cache
         self._call_seconds = call_seconds
         self._runner_id = uuid.uuid4().hex
         self._opened: tuple[str, int] | None = None
@@ -63,39 +68,26 @@ class GrpcBooks:
 
         Raises BooksRefused when the pool is open with other facts, or when the facts make no sense.
         """
-        spec = pb.PoolSpec(
-            num_blocks=facts.num_blocks,
-            block_size=facts.block_size,
-            bytes_per_block=facts.bytes_per_block,
-            model_fingerprint=facts.model_fingerprint,
-        )
+        spec = spec_to_wire(self._cache.spec(facts))
         request = pb.OpenPoolRequest(pool_id=self._pool_id, spec=spec, runner_id=self._runner_id)
         answer = self._call(self._stub.OpenPool, request)
         before, self._opened = self._opened, (answer.boot_id, answer.epoch)
         return answer.created or before != self._opened
 
-    def allocate(
-        self,
-        sequence_id: str,
-        token_ids: Sequence[int],
-        *,
-        headroom_blocks: int,
-        cache_salt: str,
-        skip_cache_read: bool,
-        resumed: bool,
-    ) -> Admission | None:
-        """Blocks for all of `token_ids`; None while the pool is too full."""
-        request = pb.AllocateRequest(
+    def allocate(self, request: AllocationRequest) -> Admission | None:
+        """Blocks for all tokens of a new sequence; None while the pool is too full."""
+        message = pb.AllocateRequest(
             pool_id=self._pool_id,
             epoch=self._epoch(),
-            sequence_id=sequence_id,
-            token_ids=token_ids,
-            scope=pb.CacheScope(salt=cache_salt),
-            headroom_blocks=headroom_blocks,
-            skip_cache_read=skip_cache_read,
-            resumed=resumed,
+            sequence_id=request.sequence_id,
+            token_ids=request.token_ids,
+            scope=pb.CacheScope(salt=request.cache_salt),
+            headroom_blocks=request.headroom_blocks,
+            skip_cache_read=request.skip_cache_read,
+            resumed=request.resumed,
+            retention=pb.Retention(priority=request.retention.priority, pin_seconds=request.retention.pin_seconds),
         )
-        answer = self._call_unless_short(self._stub.Allocate, request)
+        answer = self._call_unless_short(self._stub.Allocate, message)
         return None if answer is None else _admission(answer)
 
     def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
@@ -111,9 +103,11 @@ class GrpcBooks:
         )
         self._call(self._stub.Fork, request)
 
-    def free(self, updates: Sequence[SequenceUpdate]) -> None:
+    def free(self, updates: Sequence[SequenceUpdate], *, preempted: bool = False) -> None:
         """Commits a last time and ends the sequences; unknown ones are ignored."""
-        request = pb.FreeRequest(pool_id=self._pool_id, epoch=self._epoch(), sequences=_appends(updates))
+        request = pb.FreeRequest(
+            pool_id=self._pool_id, epoch=self._epoch(), sequences=_appends(updates), preempted=preempted
+        )
         self._call(self._stub.Free, request)
 
     def close(self) -> None:

@@ -9,9 +9,10 @@ from typing import NoReturn
 from kvmanager.errors import KvError, PoolShort, StaleEpoch, UnknownPool
 from kvmanager.manager import KvManager
 from kvmanager.pool import Pool
-from kvmanager.types import Append, BlockCopy, CacheScope, Grant, PoolSpec
+from kvmanager.types import Append, BlockCopy, CacheScope, Grant, Retention
 from model_runner.books import (
     Admission,
+    AllocationRequest,
     BlockGrant,
     BooksLost,
     BooksRefused,
@@ -20,6 +21,7 @@ from model_runner.books import (
     PoolFacts,
     SequenceUpdate,
 )
+from services.cache_options import DEFAULT_CACHE, CacheOptions
 
 
 class InProcessBooks:
@@ -28,41 +30,33 @@ class InProcessBooks:
     Not thread-safe: whoever else uses the manager must do so on the engine's thread, or between its calls.
     """
 
-    def __init__(self, manager: KvManager, pool_id: str = "default") -> None:
+    def __init__(self, manager: KvManager, pool_id: str = "default", cache: CacheOptions = DEFAULT_CACHE) -> None:
         self._manager = manager
         self._pool_id = pool_id
+        self._cache = cache
         self._runner_id = uuid.uuid4().hex
         self._opened: tuple[str, int] | None = None
 
     def open(self, facts: PoolFacts) -> bool:
         """Declares the pool. Raises BooksRefused when it is open with other facts, or when they make no sense."""
-        spec = PoolSpec(facts.num_blocks, facts.block_size, facts.bytes_per_block, facts.model_fingerprint)
         try:
-            opening = self._manager.open_pool(self._pool_id, spec, self._runner_id)
+            opening = self._manager.open_pool(self._pool_id, self._cache.spec(facts), self._runner_id)
         except KvError as error:
             _refuse(error)
         before, self._opened = self._opened, (self._manager.boot_id, opening.epoch)
         return opening.created or before != self._opened
 
-    def allocate(
-        self,
-        sequence_id: str,
-        token_ids: Sequence[int],
-        *,
-        headroom_blocks: int,
-        cache_salt: str,
-        skip_cache_read: bool,
-        resumed: bool,
-    ) -> Admission | None:
-        """Blocks for all of `token_ids`; None while the pool is too full."""
+    def allocate(self, request: AllocationRequest) -> Admission | None:
+        """Blocks for all tokens of a new sequence; None while the pool is too full."""
         try:
             allocation = self._pool().allocate(
-                sequence_id,
-                token_ids,
-                scope=CacheScope(salt=cache_salt),
-                headroom_blocks=headroom_blocks,
-                skip_cache_read=skip_cache_read,
-                resumed=resumed,
+                request.sequence_id,
+                request.token_ids,
+                scope=CacheScope(salt=request.cache_salt),
+                retention=Retention(request.retention.priority, request.retention.pin_seconds),
+                headroom_blocks=request.headroom_blocks,
+                skip_cache_read=request.skip_cache_read,
+                resumed=request.resumed,
                 caller=self._epoch,
             )
         except PoolShort:
@@ -88,10 +82,10 @@ class InProcessBooks:
         except KvError as error:
             _refuse(error)
 
-    def free(self, updates: Sequence[SequenceUpdate]) -> None:
+    def free(self, updates: Sequence[SequenceUpdate], *, preempted: bool = False) -> None:
         """Commits a last time and ends the sequences; unknown ones are ignored."""
         try:
-            self._pool().free(_appends(updates), caller=self._epoch)
+            self._pool().free(_appends(updates), preempted=preempted, caller=self._epoch)
         except KvError as error:
             _refuse(error)
 

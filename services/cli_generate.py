@@ -70,6 +70,18 @@ def generate(
     cache_salt: Annotated[
         str, typer.Option("--cache-salt", help="Share cached prefixes only with prompts of the same salt.")
     ] = "",
+    priority: Annotated[
+        int,
+        typer.Option("--priority", help="Keep what is cached before that of lower priorities; 0 to 100."),
+    ] = 0,
+    pin_seconds: Annotated[
+        float,
+        typer.Option(
+            "--pin-seconds",
+            metavar="SECONDS",
+            help="Keep the prompt's full blocks in the cache for so long after the end, whatever happens; to a week.",
+        ),
+    ] = 0.0,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line; the last has the whole answer.")
     ] = False,
@@ -89,6 +101,8 @@ def generate(
         logprobs=logprobs,
         request_id=request_id,
         cache_salt=cache_salt,
+        priority=priority,
+        pin_seconds=pin_seconds,
     )
     with Client(settings.runner_address, tls=settings.tls()) as client:
         answer = Answer(max(1, n))

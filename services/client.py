@@ -66,6 +66,8 @@ class GenerateOptions(TypedDict, total=False):
     model: str
     skip_cache_read: bool
     cache_salt: str
+    priority: int
+    pin_seconds: float
 
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -75,6 +77,7 @@ _STOP = {
     "stop_token_ids": "stop_token_ids",
     "ignore_eos": "ignore_eos",
 }
+_RETENTION = ("priority", "pin_seconds")
 _REST = {
     "n": "num_choices",
     "logprobs": "logprobs",
@@ -102,6 +105,8 @@ def generate_request(prompt: Prompt = None, **options: Unpack[GenerateOptions]) 
         stop=pb.StopConditions(**{field: given[name] for name, field in _STOP.items() if name in given}),
         **{field: given[name] for name, field in _REST.items() if name in given},
     )
+    if retention := {name: given[name] for name in _RETENTION if name in given}:
+        message.retention.CopyFrom(pb.Retention(**retention))
     if chat is not None:
         message.chat.CopyFrom(_chat(chat))
     elif isinstance(prompt, str):

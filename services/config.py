@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from kvmanager.types import MAX_BLOCKS
+from kvmanager.types import MAX_BLOCKS, EvictionKind, HashAlgorithm, IndexKind
 from services.addresses import parse_address, parse_tcp_address
+from services.cache_options import CacheOptions
 from services.channels import ClientTls
 from services.config_values import check_block_size, check_num_blocks, parse_bytes, parse_number
 from services.config_yaml import read_config_file
@@ -49,6 +50,9 @@ HttpAddress = Annotated[str, AfterValidator(_tcp_address)]
 WholeNumber = Annotated[int, BeforeValidator(parse_number)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+PrefixIndex = Literal["hash", "radix", "none"]
+BlockHash = Literal["sha256", "xxh3"]
+Eviction = Literal["adaptive", "lru"]
 
 
 class OctavoSettings(BaseSettings):
@@ -170,6 +174,18 @@ class ModelRunnerSettings(ProcessSettings):
         description="Memory for K and V, in bytes or with a unit (MiB, GiB); not used with --num-blocks.",
         json_schema_extra={"shown_default": "1GiB", "metavar": "BYTES"},
     )
+    prefix_index: PrefixIndex = Field(
+        "hash",
+        description="How cached prefixes are found: hash, by whole blocks; radix, to the token; none, never.",
+    )
+    block_hash: BlockHash = Field(
+        "sha256",
+        description="How full blocks are named; xxh3 is faster, but it can be made to collide and takes no cache salt.",
+    )
+    eviction_policy: Eviction = Field(
+        "adaptive",
+        description="Which cached block is given up first: adaptive learns what comes back; lru, the oldest in use.",
+    )
     max_batched_tokens: WholeNumber = Field(512, ge=1, le=1 << 20, description="Tokens computed in one step, at most.")
     prefill_chunk_tokens: WholeNumber = Field(
         0, ge=0, le=1 << 20, description="Tokens of one prompt in one step, at most; 0: what the step has room for."
@@ -183,6 +199,12 @@ class ModelRunnerSettings(ProcessSettings):
         0, ge=0, le=4096, description="CPU threads of the model; 0: as many cores as the control group allows."
     )
     tls_ca: Path | None = Field(None, description="PEM CA of the KV manager's certificate. Unset: no TLS towards it.")
+
+    def cache_options(self) -> CacheOptions:
+        """How the KV manager is to keep the pool."""
+        return CacheOptions(
+            HashAlgorithm(self.block_hash), IndexKind(self.prefix_index), EvictionKind(self.eviction_policy)
+        )
 
     def kv_tls(self) -> ClientTls | None:
         """TLS towards the KV manager, with this server's own certificate as the client's; None without."""

@@ -74,6 +74,8 @@ def kv_failure(error: BaseException) -> RpcFailure | None:
             return _kv(error, grpc.StatusCode.INVALID_ARGUMENT, field=_field(error.numbers))
         case kv.PoolShort():
             return _kv(error, grpc.StatusCode.RESOURCE_EXHAUSTED, retry_seconds=RETRY_SECONDS)
+        case kv.PinsExhausted():
+            return _kv(error, grpc.StatusCode.RESOURCE_EXHAUSTED)
         case kv.UnknownPool():
             return _kv(error, grpc.StatusCode.NOT_FOUND, resource=_resource(error, "pool"))
         case kv.UnknownSequence():

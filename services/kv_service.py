@@ -83,7 +83,9 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
     async def Free(self, request: pb.FreeRequest, context: Context) -> pb.FreeResponse:
         """Ends sequences."""
         pool = self._manager.pool(wire.pool_id_of(request.pool_id), request.epoch)
-        outcome = pool.free(wire.appends_from_wire(request.sequences), caller=request.epoch)
+        outcome = pool.free(
+            wire.appends_from_wire(request.sequences), preempted=request.preempted, caller=request.epoch
+        )
         return pb.FreeResponse(
             freed_sequences=outcome.freed,
             unknown_sequences=outcome.unknown,

@@ -31,6 +31,14 @@ class RequestFailed(Exception):
     """The engine gave a request up; the sentence says why."""
 
 
+class RequestRefused(Exception):
+    """The KV manager does not take what the request asks for; the sentence is the KV manager's."""
+
+
+class PinsExhausted(Exception):
+    """As much of the pool is pinned as may be; the sentence is the KV manager's."""
+
+
 def runner_failure(error: BaseException) -> RpcFailure | None:
     """Maps what a handler raised; None for what is unforeseen."""
     match error:
@@ -49,6 +57,10 @@ def runner_failure(error: BaseException) -> RpcFailure | None:
             return _failure(error, grpc.StatusCode.UNAVAILABLE, "STOPPING")
         case NotReady():
             return _failure(error, grpc.StatusCode.UNAVAILABLE, "NOT_READY", retry_seconds=START_RETRY_SECONDS)
+        case RequestRefused():
+            return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "REFUSED_BY_KV_MANAGER")
+        case PinsExhausted():
+            return _failure(error, grpc.StatusCode.RESOURCE_EXHAUSTED, "PINS_EXHAUSTED", field="retention.pin_seconds")
         case RequestFailed():
             return _failure(error, grpc.StatusCode.INTERNAL, "ENGINE_FAILED")
         case _:

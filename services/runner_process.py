@@ -123,7 +123,9 @@ async def _serve(
 ) -> None:
     """Runs the engine until the process is told to stop. Raises StartupError when the KV manager refuses us."""
     readiness = _Readiness(endpoint, servicer, settings.kv_address)
-    books = GrpcBooks(settings.kv_address, pool_id=settings.pool_id, tls=settings.kv_tls())
+    books = GrpcBooks(
+        settings.kv_address, pool_id=settings.pool_id, cache=settings.cache_options(), tls=settings.kv_tls()
+    )
     metrics = RunnerMetrics(registry, running=lambda: engine.counts()[0], waiting=lambda: engine.counts()[1])
     engine = Engine(
         setup.executor, books, setup.tokenizer, setup.options, servicer.streams.deliver, readiness.listen, metrics

@@ -13,6 +13,7 @@ from model_runner.request import (
     GenerateRequest,
     PositionLogprobs,
     RequestView,
+    Retention,
     SamplingParams,
     StopConditions,
     Usage,
@@ -31,6 +32,7 @@ FIELD_PATHS = {
     "prompt_token_ids": "token_ids.ids",
     **{name: f"sampling.{name}" for name in SamplingParams.__slots__},
     **{name: f"stop.{name}" for name in StopConditions.__slots__},
+    **{name: f"retention.{name}" for name in Retention.__slots__},
 }
 """Where a field of the engine's request stands in the message, when it is not at the top under its own name."""
 
@@ -65,6 +67,7 @@ def read_request(message: pb.GenerateRequest, request_id: str, prompt_token_ids:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         skip_cache_read=message.skip_cache_read,
         cache_salt=message.cache_salt,
+        retention=Retention(message.retention.priority, message.retention.pin_seconds),
     )
 
 

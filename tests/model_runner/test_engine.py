@@ -488,8 +488,8 @@ class UnreliableBooks(InProcessBooks):
     def fork(self, *args):
         return self._maybe(super().fork, *args)
 
-    def free(self, updates):
-        return self._maybe(super().free, updates)
+    def free(self, updates, *, preempted=False):
+        return self._maybe(super().free, updates, preempted=preempted)
 
 
 def test_the_port_tells_losses_apart():

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmanager import KvManager
-from model_runner.books import Admission, BlockGrant, CopyOrder, PoolFacts, SequenceUpdate
+from model_runner.books import Admission, AllocationRequest, BlockGrant, CopyOrder, PoolFacts, SequenceUpdate
 from model_runner.generation import Generation
 from model_runner.observer import SilentObserver
 from model_runner.request import GenerateRequest
@@ -44,9 +44,9 @@ class SpyBooks(InProcessBooks):
         super().__init__(manager)
         self.calls: list[Call] = []
 
-    def allocate(self, sequence_id: str, token_ids: Seq[int], *, resumed: bool, **options) -> Admission | None:
-        admission = super().allocate(sequence_id, token_ids, resumed=resumed, **options)
-        self.calls.append(Call("allocate", (sequence_id,), admission is not None, resumed))
+    def allocate(self, request: AllocationRequest) -> Admission | None:
+        admission = super().allocate(request)
+        self.calls.append(Call("allocate", (request.sequence_id,), admission is not None, request.resumed))
         return admission
 
     def append(self, updates: Seq[SequenceUpdate]) -> list[BlockGrant] | None:
@@ -58,8 +58,8 @@ class SpyBooks(InProcessBooks):
         super().fork(parent_id, child_ids)
         self.calls.append(Call("fork", (parent_id, *child_ids)))
 
-    def free(self, updates: Seq[SequenceUpdate]) -> None:
-        super().free(updates)
+    def free(self, updates: Seq[SequenceUpdate], *, preempted: bool = False) -> None:
+        super().free(updates, preempted=preempted)
         self.calls.append(Call("free", tuple(each.sequence_id for each in updates)))
 
 
@@ -322,8 +322,8 @@ class TestAdmission:
         driver = Driver(usable_blocks=4)
         huge = driver.add("huge", 65)
         driver.add("a", 20)
-        plan = driver.step()
-        ((refused, error),) = plan.refused
+        driver.step()
+        ((refused, error),) = driver.scheduler.take_refused()
         assert refused is huge
         assert all(number in str(error) for number in ("65", "5", "4", "64"))
         assert (driver.running, driver.waiting) == (["a/0"], [])

@@ -10,22 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.request import GenerateRequest, SamplingParams, StopConditions
+from model_runner.request import GenerateRequest, Retention, SamplingParams, StopConditions
 from model_runner.validation import InvalidRequest, Limits, check_text_size, validate
 
 LIMITS = Limits(vocab_size=1000, max_sequence_tokens=64)
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 STOP = {field.name for field in dataclasses.fields(StopConditions)}
+RETENTION = {field.name for field in dataclasses.fields(Retention)}
 REQUEST = {field.name for field in dataclasses.fields(GenerateRequest)}
 
 
 def request_with(field: str, value: object) -> GenerateRequest:
-    """A good request with one field, of whichever of the three dataclasses, replaced."""
+    """A good request with one field, of whichever of the four dataclasses, replaced."""
     request = GenerateRequest("r-1", (1, 2, 3))
     if field in SAMPLING:
         return dataclasses.replace(request, sampling=SamplingParams(**{field: value}))
     if field in STOP:
         return dataclasses.replace(request, stop=StopConditions(**{field: value}))
+    if field in RETENTION:
+        return dataclasses.replace(request, retention=Retention(**{field: value}))
     return dataclasses.replace(request, **{field: value})
 
 
@@ -73,6 +76,12 @@ def request_with(field: str, value: object) -> GenerateRequest:
         ("logprobs", 101, ["101", "0 to 100"]),
         ("cache_salt", "s" * 129, ["129", "128"]),
         ("cache_salt", "€" * 43, ["129", "128"]),
+        ("priority", -1, ["-1", "0 to 100"]),
+        ("priority", 101, ["101", "0 to 100"]),
+        ("pin_seconds", -0.5, ["-0.5", "0 to 604800"]),
+        ("pin_seconds", 604_800.5, ["604800.5", "0 to 604800", "a week"]),
+        ("pin_seconds", math.nan, ["nan"]),
+        ("pin_seconds", math.inf, ["inf"]),
         ("request_id", "", ["empty"]),
         ("request_id", "r" * 129, ["129", "128"]),
         ("request_id", "é" * 65, ["130", "128"]),
@@ -123,6 +132,10 @@ def test_refused_with_the_field_and_the_numbers(field: str, value: object, words
         ("logprobs", 100),
         ("cache_salt", ""),
         ("cache_salt", "s" * 128),
+        ("priority", 0),
+        ("priority", 100),
+        ("pin_seconds", 0.0),
+        ("pin_seconds", 604_800.0),
         ("request_id", "r" * 128),
         ("request_id", "Anfrage 1: größer/€"),
     ],
@@ -175,6 +188,7 @@ REQUESTS = st.builds(
     num_choices=INTEGERS,
     logprobs=st.none() | INTEGERS,
     cache_salt=st.text(max_size=140),
+    retention=st.builds(Retention, priority=INTEGERS, pin_seconds=NUMBERS),
 )
 PLAIN = GenerateRequest("r", (1,))
 
@@ -197,6 +211,8 @@ def assert_in_range(request: GenerateRequest) -> None:
     assert 1 <= request.num_choices <= 64
     assert request.logprobs is None or 0 <= request.logprobs <= 100
     assert len(request.cache_salt.encode()) <= 128
+    assert 0 <= request.retention.priority <= 100
+    assert 0 <= request.retention.pin_seconds <= 604_800
 
 
 def refused_field(request: GenerateRequest) -> str | None:
@@ -207,13 +223,20 @@ def refused_field(request: GenerateRequest) -> str | None:
     return None
 
 
-@given(REQUESTS, st.sets(st.sampled_from(sorted(REQUEST | SAMPLING | STOP)), max_size=3))
+@given(REQUESTS, st.sets(st.sampled_from(sorted(REQUEST | SAMPLING | STOP | RETENTION)), max_size=3))
 def test_what_passes_is_in_range_and_what_does_not_names_a_field(request: GenerateRequest, changed: set[str]) -> None:
     # Only some fields take their random values, so that requests with one fault, or none, come up too.
     sampling = {name: getattr(request.sampling, name) for name in SAMPLING & changed}
     stop = {name: getattr(request.stop, name) for name in STOP & changed}
-    whole = {name: getattr(request, name) for name in (REQUEST & changed) - {"sampling", "stop"}}
-    request = dataclasses.replace(PLAIN, sampling=SamplingParams(**sampling), stop=StopConditions(**stop), **whole)
+    retention = {name: getattr(request.retention, name) for name in RETENTION & changed}
+    whole = {name: getattr(request, name) for name in (REQUEST & changed) - {"sampling", "stop", "retention"}}
+    request = dataclasses.replace(
+        PLAIN,
+        sampling=SamplingParams(**sampling),
+        stop=StopConditions(**stop),
+        retention=Retention(**retention),
+        **whole,
+    )
     field = refused_field(request)
     if field is None:
         assert_in_range(request)

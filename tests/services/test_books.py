@@ -15,8 +15,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvmanager.manager import KvManager
 from kvmanager.pool import Pool
+from kvmanager.types import EvictionKind, HashAlgorithm, IndexKind
 from model_runner.books import (
+    INVALID_ARGUMENT,
+    PINS_EXHAUSTED,
     Admission,
+    AllocationRequest,
     BlockGrant,
     BooksLost,
     BooksRefused,
@@ -27,8 +31,10 @@ from model_runner.books import (
     PoolFacts,
     SequenceUpdate,
 )
+from model_runner.request import Retention
 from services.books_client import GrpcBooks
 from services.books_inprocess import InProcessBooks
+from services.cache_options import DEFAULT_CACHE, CacheOptions
 from services.channels import open_channel
 from tests.services.kv_support import clean_environment, command, kv_settings, running_kv_manager
 
@@ -38,16 +44,19 @@ FACTS = PoolFacts(num_blocks=9, block_size=4, bytes_per_block=1024, model_finger
 class Bench:
     """Books over one manager, and as many runners as a case needs."""
 
-    def __init__(self, manager: KvManager, make: Callable[[], KvBooks]) -> None:
+    def __init__(self, manager: KvManager, make: Callable[[CacheOptions], KvBooks]) -> None:
         self.manager = manager
-        self.make = make
+        self._make = make
+
+    def make(self, cache: CacheOptions = DEFAULT_CACHE) -> KvBooks:
+        return self._make(cache)
 
     @property
     def pool(self) -> Pool:
         return self.manager.pool("default")
 
-    def opened(self) -> KvBooks:
-        books = self.make()
+    def opened(self, cache: CacheOptions = DEFAULT_CACHE) -> KvBooks:
+        books = self.make(cache)
         assert books.open(FACTS)
         return books
 
@@ -56,15 +65,14 @@ class Bench:
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     if request.param == "in process":
         manager = KvManager("boot")
-        yield Bench(manager, lambda: InProcessBooks(manager))
+        yield Bench(manager, lambda cache: InProcessBooks(manager, cache=cache))
         return
     with running_kv_manager(kv_settings(tmp_path)) as running:
-        yield Bench(running.manager, lambda: GrpcBooks(running.address))
+        yield Bench(running.manager, lambda cache: GrpcBooks(running.address, cache=cache))
 
 
 def allocate(books: KvBooks, name: str, tokens: range | list[int], **more: object) -> Admission | None:
-    given = {"headroom_blocks": 0, "cache_salt": "", "skip_cache_read": False, "resumed": False} | more
-    return books.allocate(name, list(tokens), **given)  # type: ignore[arg-type]
+    return books.allocate(AllocationRequest(name, list(tokens), **more))  # type: ignore[arg-type]
 
 
 def ids(admission: Admission | None) -> list[int]:
@@ -83,6 +91,24 @@ def test_other_facts_are_refused_with_the_numbers(bench: Bench) -> None:
     bench.opened()
     with pytest.raises(BooksRefused, match=r"num_blocks 9.*asked for 10"):
         bench.make().open(replace(FACTS, num_blocks=10))
+
+
+RADIX = CacheOptions(HashAlgorithm.XXH3, IndexKind.RADIX, EvictionKind.LRU)
+
+
+def test_how_the_pool_is_kept_reaches_the_books(bench: Bench) -> None:
+    bench.opened(RADIX)
+    spec = bench.pool.spec
+    assert (spec.hash_algorithm, spec.index, spec.eviction) == (HashAlgorithm.XXH3, IndexKind.RADIX, EvictionKind.LRU)
+
+
+def test_a_pool_that_is_kept_otherwise_is_refused_in_plain_words(bench: Bench) -> None:
+    bench.opened(RADIX)
+    with pytest.raises(BooksRefused) as caught:
+        bench.make().open(FACTS)
+    words = "hash_algorithm xxh3 (asked for sha256), index radix (asked for hash), eviction lru (asked for adaptive);"
+    assert words in str(caught.value)
+    assert caught.value.reason == "POOL_DIFFERS"
 
 
 def test_impossible_facts_are_refused(bench: Bench) -> None:
@@ -121,6 +147,50 @@ def test_salt_opt_out_and_resumption_reach_the_books(bench: Bench) -> None:
     assert bench.pool.totals.queried_tokens == asked
 
 
+def test_a_part_of_a_block_is_found_and_must_be_copied(bench: Bench) -> None:
+    books = bench.opened(CacheOptions(index=IndexKind.RADIX))
+    source = ids(allocate(books, "a", range(8)))[1]
+    books.free([SequenceUpdate("a", [], 8)])
+    # 4 tokens of the first block and 2 of the second.
+    partial = allocate(books, "b", [0, 1, 2, 3, 4, 5, 60, 70])
+    target = ids(partial)[1]
+    assert partial == Admission(partial.block_ids, 6, (CopyOrder(source, target, 2),))
+    assert target != source
+
+
+def test_a_salt_in_a_pool_named_by_xxh3_is_refused(bench: Bench) -> None:
+    books = bench.opened(CacheOptions(HashAlgorithm.XXH3))
+    with pytest.raises(BooksRefused, match="salt") as caught:
+        allocate(books, "a", range(4), cache_salt="s")
+    assert caught.value.reason == INVALID_ARGUMENT
+    assert bench.pool.occupancy().sequences == 0
+
+
+def test_a_pinned_prompt_stays_and_too_many_pins_have_a_reason_of_their_own(bench: Bench) -> None:
+    books = bench.opened()
+    keep = Retention(priority=5, pin_seconds=60)
+    # 8 usable blocks: 4 may be pinned.
+    allocate(books, "a", range(12), retention=keep)
+    with pytest.raises(BooksRefused, match="2 blocks are to be pinned, 3 are already, and at most 4 may be") as caught:
+        allocate(books, "b", range(100, 108), retention=keep)
+    assert caught.value.reason == PINS_EXHAUSTED
+    books.free([SequenceUpdate("a", [], 12)])
+    assert bench.pool.occupancy().pinned_blocks == 3
+    assert allocate(books, "b", range(100, 121)) is None, "6 blocks with 3 of 8 pinned"
+
+
+def test_who_is_preempted_pins_nothing_yet(bench: Bench) -> None:
+    books = bench.opened()
+    keep = Retention(pin_seconds=60)
+    allocate(books, "a", range(8), retention=keep)
+    books.free([SequenceUpdate("a", [], 8)], preempted=True)
+    assert (bench.pool.occupancy().pinned_blocks, bench.pool.occupancy().cached_blocks) == (0, 2)
+    allocate(books, "a", range(8), retention=keep, resumed=True)
+    books.free([SequenceUpdate("a", [], 8)])
+    assert bench.pool.occupancy().pinned_blocks == 2
+    assert bench.pool.check().violations == ()
+
+
 def test_a_full_pool_admits_and_grows_nothing(bench: Bench) -> None:
     books = bench.opened()
     assert allocate(books, "a", range(28)) is not None
@@ -136,8 +206,10 @@ def test_growth_is_granted_in_order(bench: Bench) -> None:
     a, b = ids(allocate(books, "a", range(4))), ids(allocate(books, "b", range(50, 53)))
     grants = books.append([SequenceUpdate("b", [1], 3), SequenceUpdate("a", [2], 4)])
     assert grants is not None
-    assert [(grant.first_index, len(grant.block_ids)) for grant in grants] == [(1, 0), (1, 1)]
-    assert set(grants[1].block_ids).isdisjoint(a + b)
+    # b's one block has room for its fourth token: nothing to grant.
+    ((name, index, granted),) = [(grant.sequence_id, grant.first_index, grant.block_ids) for grant in grants]
+    assert (name, index, len(granted)) == ("a", 1, 1)
+    assert set(granted).isdisjoint(a + b)
     assert books.append([]) == []
 
 
@@ -148,8 +220,8 @@ def test_the_first_writer_after_a_fork_copies(bench: Bench) -> None:
     grants = books.append([SequenceUpdate("a", [7], 6), SequenceUpdate("b", [8], 6)])
     assert grants is not None
     target = next(iter(grants[0].block_ids))
-    assert grants[0] == BlockGrant(1, grants[0].block_ids, (CopyOrder(tail, target, 2),))
-    assert (list(grants[1].block_ids), grants[1].copies) == ([], ())
+    # The second writer is the last holder by then, and keeps the block.
+    assert grants == [BlockGrant("a", 1, grants[0].block_ids, (CopyOrder(tail, target, 2),))]
 
 
 def test_freeing_what_is_unknown_is_no_error(bench: Bench) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvmanager.types import EvictionKind, HashAlgorithm, IndexKind
+from services.cache_options import CacheOptions
 from services.config import (
     ClientSettings,
     KvManagerSettings,
@@ -138,6 +140,38 @@ def test_pools_of_impossible_size(value: str) -> None:
 )
 def test_other_values_that_cannot_be(name: str, value: str) -> None:
     assert f"--{name.replace('_', '-')}" in refusal(UpSettings, **{name: value})
+
+
+def test_how_the_pool_is_kept_has_names_and_defaults() -> None:
+    assert load_settings(ModelRunnerSettings).cache_options() == CacheOptions()
+    given = {"prefix_index": "radix", "block_hash": "xxh3", "eviction_policy": "lru"}
+    asked = CacheOptions(HashAlgorithm.XXH3, IndexKind.RADIX, EvictionKind.LRU)
+    assert load_settings(ModelRunnerSettings, given).cache_options() == asked
+    assert load_settings(ModelRunnerSettings, {"prefix_index": "none"}).cache_options().index is IndexKind.NONE
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("prefix_index", "tree", "'hash', 'radix' or 'none'"),
+        ("block_hash", "md5", "'sha256' or 'xxh3'"),
+        ("eviction_policy", "fifo", "'adaptive' or 'lru'"),
+    ],
+)
+def test_how_a_pool_cannot_be_kept(name: str, value: str, allowed: str) -> None:
+    sentence = refusal(UpSettings, **{name: value})
+    assert f"--{name.replace('_', '-')} (or OCTAVO_{name.upper()}): '{value}' is refused" in sentence
+    assert allowed in sentence
+
+
+def test_how_the_pool_is_kept_may_stand_in_the_file_and_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "octavo.yaml"
+    path.write_text("prefix_index: none\nblock_hash: xxh3\neviction_policy: lru\n")
+    monkeypatch.setenv("OCTAVO_PREFIX_INDEX", "radix")
+    up = load_settings(UpSettings, {"config": str(path)})
+    assert (up.prefix_index, up.block_hash, up.eviction_policy) == ("radix", "xxh3", "lru")
 
 
 def test_bytes_have_units() -> None:

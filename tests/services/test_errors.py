@@ -48,6 +48,16 @@ def test_pool_short_tells_when_to_retry(stub: Any) -> None:
     assert detail(error, error_details_pb2.ErrorInfo).domain == "octavo.kv.v1"
 
 
+def test_pins_exhausted_is_told_from_a_full_pool(stub: Any) -> None:
+    # 4 usable blocks: 2 may be pinned, and a prompt of 12 tokens has 3.
+    request = pb.AllocateRequest(sequence_id="t", token_ids=range(100, 112), retention=pb.Retention(pin_seconds=1))
+    error = refused(lambda: stub.Allocate(request))
+    view = describe_rpc_error(error)
+    assert (view.code, view.reason) == ("RESOURCE_EXHAUSTED", "PINS_EXHAUSTED")
+    assert (view.metadata["needed_blocks"], view.metadata["maximum"]) == ("3", "2")
+    assert [type(each) for each in rpc_error_details(error)] == [error_details_pb2.ErrorInfo]
+
+
 def test_never_fits_names_the_field_and_the_numbers(stub: Any) -> None:
     error = refused(lambda: stub.Allocate(pb.AllocateRequest(sequence_id="t", token_ids=range(17))))
     view = describe_rpc_error(error)

@@ -61,7 +61,17 @@ def test_every_setting_is_an_option_with_help() -> None:
         assert f"--{name.replace('_', '-')}" in output
         assert f"OCTAVO_{name.upper()}" in output
         assert str(field.description)[:40] in output
-    for default in ("(1GiB)", "(16)", "(512)", "(what --kv-cache-memory has room for)", "One of: auto, float32"):
+    for default in (
+        "One of: hash, radix, none.",
+        "(hash)",
+        "(sha256)",
+        "(adaptive)",
+        "(1GiB)",
+        "(16)",
+        "(512)",
+        "(what --kv-cache-memory has room for)",
+        "One of: auto, float32",
+    ):
         assert default in output
 
 

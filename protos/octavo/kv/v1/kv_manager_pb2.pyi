@@ -287,14 +287,16 @@ class ForkResponse(_message.Message):
     def __init__(self, block_ids: _Optional[_Iterable[int]] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ...) -> None: ...
 
 class FreeRequest(_message.Message):
-    __slots__ = ("pool_id", "epoch", "sequences")
+    __slots__ = ("pool_id", "epoch", "sequences", "preempted")
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     pool_id: str
     epoch: int
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceAppend]
-    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceAppend, _Mapping]]] = ...) -> None: ...
+    preempted: bool
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceAppend, _Mapping]]] = ..., preempted: _Optional[bool] = ...) -> None: ...
 
 class FreeResponse(_message.Message):
     __slots__ = ("freed_sequences", "unknown_sequences", "occupancy")

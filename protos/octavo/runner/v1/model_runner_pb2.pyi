@@ -76,8 +76,16 @@ class StopConditions(_message.Message):
     ignore_eos: bool
     def __init__(self, max_tokens: _Optional[int] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
+class Retention(_message.Message):
+    __slots__ = ("priority", "pin_seconds")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    pin_seconds: float
+    def __init__(self, priority: _Optional[int] = ..., pin_seconds: _Optional[float] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stop", "num_choices", "logprobs", "skip_cache_read", "cache_salt")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stop", "num_choices", "logprobs", "skip_cache_read", "cache_salt", "retention")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +97,7 @@ class GenerateRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SKIP_CACHE_READ_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -100,7 +109,8 @@ class GenerateRequest(_message.Message):
     logprobs: int
     skip_cache_read: bool
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., num_choices: _Optional[int] = ..., logprobs: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    retention: Retention
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., num_choices: _Optional[int] = ..., logprobs: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")
