@@ -133,16 +133,17 @@ class BlockPool:
         Raises BrokenBooks, and changes nothing, when nobody holds one of them.
         """
         counts = self.counts
-        before = list(map(counts.__getitem__, blocks))
-        if min(before, default=1) <= 0:
-            block = blocks[[count <= 0 for count in before].index(True)]
-            raise BrokenBooks(f"block {block} was released with a count of {counts[block]}", block=block)
-        self.references -= len(blocks)
+        before = [counts[block] for block in blocks]
         if before.count(1) == len(before):
             for block in blocks:
                 counts[block] = 0
+            self.references -= len(blocks)
             self._let_go(blocks)
             return
+        if 0 in before:
+            block = blocks[before.index(0)]
+            raise BrokenBooks(f"block {block} was released with a count of {counts[block]}", block=block)
+        self.references -= len(blocks)
         for block, count in zip(blocks, before, strict=True):
             counts[block] = count - 1
         self.shared -= before.count(2)
@@ -277,7 +278,8 @@ class BlockPool:
 
     def _evict(self, count: int, victims: Victims) -> None:
         """Gives up `count` blocks. A parent that is now the first to go follows at once, without a turn in the heap."""
-        index, policy, counts = self.index, self.policy, self.counts
+        index, policy, counts, pinned = self.index, self.policy, self.counts, self.pins.until
+        of_block, base, priorities = self.tenants.of_block, self.tenants.base, self.priorities
         removed: list[bytes] = []
         block = NO_BLOCK
         for _ in range(count):
@@ -286,11 +288,21 @@ class BlockPool:
             removed.append(name)
             policy.evicted(block, name)
             parent = index.withdraw_leaf(block)
-            self.tenants.owner(block).cached -= 1
-            self._to_free(block)
+            tenant = of_block.pop(block, base) if of_block else base
+            tenant.used -= 1
+            tenant.cached -= 1
+            self.free.append(block)
+            if priorities:
+                priorities.pop(block, None)
             block = NO_BLOCK
-            if parent and not counts[parent] and not index.children[parent] and parent not in self.pins.until:
-                block = self._offer(parent, victims)
+            if not parent or counts[parent] or index.children[parent] or parent in pinned:
+                continue
+            rank = policy.rank(parent)
+            priority = priorities.get(parent, 0) if priorities else 0
+            if tenant.victims is None and victims.comes_first(parent, priority, rank):
+                block = parent
+            else:
+                self._enter(parent, priority, rank, tenant)
         if block:
             self._offer_leaf(block)
         self.cached -= count
@@ -306,22 +318,6 @@ class BlockPool:
             other.retract(block)
         return block
 
-    def _may_go(self, block: int) -> bool:
-        """Whether a published block is cached, unpinned and continued by nothing."""
-        return not self.counts[block] and not self.index.children[block] and block not in self.pins.until
-
-    def _offer(self, block: int, victims: Victims) -> int:
-        """Offers a block that may go; or returns it when it is the first to go of `victims` and of no other order."""
-        rank = self.policy.rank(block)
-        priority = self.priorities.get(block, 0) if self.priorities else 0
-        tenant = self.tenants.owner(block)
-        if tenant.victims is None and victims.comes_first(block, priority, rank):
-            return block
-        self.victims.offer(block, priority, rank)
-        if tenant.victims is not None:
-            tenant.victims.offer(block, priority, rank)
-        return NO_BLOCK
-
     def _give_up(self, block: int, tenant: Tenant) -> int:
         """Frees a cached leaf that is no victim any more. Returns the owner of its parent's name, NO_BLOCK for none."""
         parent = self.index.withdraw_leaf(block)
@@ -335,10 +331,9 @@ class BlockPool:
         names = self.index.names
         self.held -= len(idle)
         self.totals.freed_blocks += len(idle)
-        cached = idle
-        if not all(map(names.__getitem__, idle)):
-            self._free_unnamed([block for block in idle if not names[block]])
-            cached = [block for block in idle if names[block]]
+        cached = [block for block in idle if names[block]]
+        if len(cached) < len(idle):
+            self._free_unnamed([block for block in idle if not names[block]] if cached else idle)
         self.stored_tokens -= self.block_size * len(cached)
         if self.index.has_spares():
             cached = [block for block in cached if self.index.is_sole(block) or self._free_duplicate(block)]
@@ -457,13 +452,15 @@ class BlockPool:
             self._drop_marks(block)
 
     def _offer_leaf(self, block: int) -> None:
-        """Offers a block as a victim if it may go; NO_BLOCK is none."""
-        if not block or not self._may_go(block):
+        """Offers a block as a victim if it is cached, unpinned and continued by nothing. NO_BLOCK is none."""
+        if not block or self.counts[block] or self.index.children[block] or block in self.pins.until:
             return
-        rank = self.policy.rank(block)
         priority = self.priorities.get(block, 0) if self.priorities else 0
+        self._enter(block, priority, self.policy.rank(block), self.tenants.owner(block))
+
+    def _enter(self, block: int, priority: int, rank: int, tenant: Tenant) -> None:
+        """Enters a block that may go into the orders of victims that it belongs to."""
         self.victims.offer(block, priority, rank)
-        tenant = self.tenants.owner(block)
         if tenant.victims is not None:
             tenant.victims.offer(block, priority, rank)
 

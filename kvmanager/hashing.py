@@ -12,14 +12,22 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Final
+from typing import Final, Protocol
 
 import cbor2
 
 from kvmanager.types import BASE_SCOPE, CacheScope, ContentSpan, HashAlgorithm
 
 ExtraKeys = tuple[tuple[str | int, ...], ...] | None
-Digest = Callable[[bytes], bytes]
+
+
+class Hash(Protocol):
+    """A hash whose input is complete."""
+
+    def digest(self) -> bytes: ...
+
+
+HashConstructor = Callable[[bytes], Hash]
 
 _NONE_TEXT: Final = "vllm-none-hash"
 _NO_KEYS: Final = b"\xf6"
@@ -34,25 +42,19 @@ _encoded: Final[list[bytes]] = []
 """The CBOR of each token id up to the highest seen so far, and some more."""
 
 
-def _sha256(data: bytes) -> bytes:
-    return sha256(data).digest()
-
-
-def _xxh3(data: bytes) -> bytes:
+def hash_constructor(algorithm: HashAlgorithm) -> HashConstructor:
+    """The hash function, in hashlib's form: 32 bytes for SHA-256, 16 for xxh3-128."""
+    if algorithm is HashAlgorithm.SHA256:
+        return sha256
     # Imported when a pool asks for it: most pools are named by SHA-256.
-    import xxhash
+    from xxhash import xxh3_128
 
-    return bytes(xxhash.xxh3_128_digest(data))
-
-
-def digest_of(algorithm: HashAlgorithm) -> Digest:
-    """The hash function: 32 bytes for SHA-256, 16 for xxh3-128."""
-    return _xxh3 if algorithm is HashAlgorithm.XXH3 else _sha256
+    return xxh3_128
 
 
 def none_hash(algorithm: HashAlgorithm) -> bytes:
     """The parent of a first block."""
-    return digest_of(algorithm)(cbor2.dumps(_NONE_TEXT, canonical=True))
+    return hash_constructor(algorithm)(cbor2.dumps(_NONE_TEXT, canonical=True)).digest()
 
 
 NONE_HASH: Final = none_hash(HashAlgorithm.SHA256)
@@ -65,7 +67,7 @@ def hash_block(
     algorithm: HashAlgorithm = HashAlgorithm.SHA256,
 ) -> bytes:
     """The name of a full block that follows the block named `parent`: the rule itself, one block at a time."""
-    return digest_of(algorithm)(cbor2.dumps((parent, token_ids, extra), canonical=True))
+    return hash_constructor(algorithm)(cbor2.dumps((parent, token_ids, extra), canonical=True)).digest()
 
 
 def extra_keys(
@@ -90,8 +92,8 @@ class HashChain:
     __slots__ = (
         "_algorithm",
         "_block_size",
-        "_digest",
         "_later_keys",
+        "_new_hash",
         "_none",
         "_scope",
         "_spans",
@@ -114,7 +116,7 @@ class HashChain:
         self._scope = scope
         self._spans = spans
         self._algorithm = algorithm
-        self._digest: Digest = digest_of(algorithm)
+        self._new_hash = hash_constructor(algorithm)
         self._none = NONE_HASH if algorithm is HashAlgorithm.SHA256 else none_hash(algorithm)
         self._later_keys = _encode_keys(extra_keys(scope, 1, block_size))
 
@@ -130,13 +132,14 @@ class HashChain:
 
     def compute(self, num_blocks: int) -> None:
         """Computes the names of the first `num_blocks` blocks; the tokens must fill them."""
-        names, tokens, size, digest = self.names, self.token_ids, self._block_size, self._digest
+        names, tokens, size, new_hash = self.names, self.token_ids, self._block_size, self._new_hash
         parent = names[-1] if names else self._none
-        head = _head(_ARRAY, 3) + _head(_BYTES, len(parent))
-        body_head = _head(_ARRAY, size)
+        before = _head(_ARRAY, 3) + _head(_BYTES, len(parent))
+        between = _head(_ARRAY, size)
         for index in range(len(names), num_blocks):
+            keys = self._later_keys if index and not self._spans else self.keys(index)
             body = _encode_tokens(tokens[index * size : (index + 1) * size])
-            parent = digest(head + parent + body_head + body + self.keys(index))
+            parent = new_hash(before + parent + between + body + keys).digest()
             names.append(parent)
 
     def keys(self, block_index: int) -> bytes:

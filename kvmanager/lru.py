@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
-
 from kvmanager.policy import EvictionPolicy
 
 
 class LruEviction(EvictionPolicy):
     def __init__(self, num_blocks: int) -> None:
-        self._stamps = array("q", [0]) * num_blocks
+        self._stamps: list[int] = [0] * num_blocks
         self._now = 0
 
     def store(self, block: int, name: bytes, depth: int) -> None: ...

@@ -97,7 +97,7 @@ def check_retention(retention: Retention) -> None:
 
 
 def parse_token_ids(token_ids: Sequence[int]) -> array[int]:
-    """The ids as 32-bit numbers. Raises InvalidArgument naming the first that is none."""
+    """The ids as 32-bit numbers, a copy. Raises InvalidArgument naming the first that is none."""
     try:
         return array("I", token_ids)
     except (OverflowError, TypeError):
