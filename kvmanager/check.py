@@ -99,12 +99,14 @@ def _check_sums(blocks: BlockPool) -> list[str]:
 def _check_index(blocks: BlockPool) -> list[str]:
     """Each name is that of its owner and its spares, has its parent, and its children are counted."""
     index, names = blocks.index, blocks.index.names
-    owners, spares = dict(index.owners()), list(index.spares())
-    wrong = [
-        f"the index finds block {block} under {_shown(name)}, which is not its name"
-        for name, block in owners.items()
-        if names[block] != name
-    ]
+    owners, spares = index.owners(), list(index.spares())
+    wrong: list[str] = []
+    if [names[block] for block in owners.values()] != list(owners):
+        wrong += [
+            f"the index finds block {block} under {_shown(name)}, which is not its name"
+            for name, block in owners.items()
+            if names[block] != name
+        ]
     for name, block in spares:
         if names[block] != name or owners.get(name, block) == block:
             wrong.append(f"block {block} is a spare under {_shown(name)} and should not be")
@@ -121,21 +123,21 @@ def _check_index(blocks: BlockPool) -> list[str]:
 def _check_tree(blocks: BlockPool, owners: Mapping[bytes, int]) -> list[str]:
     index = blocks.index
     parents = index.parents_of(owners.values())
-    counted = Counter(parents)
-    counted.pop(NO_NAME, None)
     expected = [0] * len(index.children)
-    for name, count in counted.items():
-        expected[owners.get(name, NULL_BLOCK)] += count
-    if expected == index.children:
-        return index.contradictions()
-    orphans = [name for name in counted if name not in owners]
-    return [
-        *[f"a block follows {_shown(name)}, which the index does not have" for name in orphans],
-        *[
+    for owner in [owners.get(parent, NULL_BLOCK) for parent in parents]:
+        expected[owner] += 1
+    # Who begins a prompt follows no name, and so does an orphan.
+    wrong = index.contradictions()
+    if expected[NULL_BLOCK] != parents.count(NO_NAME):
+        orphans = {parent for parent in parents if parent and parent not in owners}
+        wrong += [f"a block follows {_shown(parent)}, which the index does not have" for parent in orphans]
+    expected[NULL_BLOCK] = 0
+    if expected != index.children:
+        wrong += [
             f"block {block} has {expected[block]} children in the index, but {index.children[block]} are counted"
             for block in _differing(expected, index.children)
-        ],
-    ]
+        ]
+    return wrong
 
 
 def _check_victims(blocks: BlockPool) -> list[str]:

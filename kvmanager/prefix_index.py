@@ -8,7 +8,7 @@ chain, and is published whenever the name is: blocks are published in order and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from kvmanager.hashing import HashChain
@@ -143,9 +143,9 @@ class PrefixIndex(ABC):
         """Names that can be found."""
         return len(self._owners)
 
-    def owners(self) -> Iterator[tuple[bytes, int]]:
-        """Each name with its owner."""
-        return iter(list(self._owners.items()))
+    def owners(self) -> Mapping[bytes, int]:
+        """Each name with its owner: the index's own, to be read only."""
+        return self._owners
 
     def spares(self) -> Iterator[tuple[bytes, int]]:
         """Each name with each of its spares."""

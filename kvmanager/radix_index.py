@@ -110,7 +110,7 @@ class RadixIndex(PrefixIndex):
         """Nodes that don't stand where their names do."""
         wrong = [
             f"block {block} and its node in the tree do not belong together"
-            for name, block in self.owners()
+            for block in self._owners.values()
             if not self._stands(block, self._parents[block])
         ]
         nodes = [
