@@ -15,6 +15,7 @@ from model_runner.observer import StepReport
 from model_runner.request import Chunk, FinishReason, GenerateRequest, SamplingParams, StopConditions, Usage
 from model_runner.scheduler import SchedulerLimits
 from services.books_inprocess import InProcessBooks
+from services.cache_options import DEFAULT_CACHE, CacheOptions
 from tests.model_runner.toy_model import ToyExecutor, ToyTokenizer
 
 PATIENCE_SECONDS = 60
@@ -53,6 +54,7 @@ class Harness:
         eos: Sequence[int] = (),
         books: KvBooks | None = None,
         manager: KvManager | None = None,
+        cache: CacheOptions = DEFAULT_CACHE,
         max_model_tokens: int = 10_000,
         max_queued: int = 1024,
         **limits: int,
@@ -65,7 +67,7 @@ class Harness:
         self._items: dict[str, list[Chunk | Failure]] = defaultdict(list)
         self.engine = Engine(
             self.executor,
-            books or InProcessBooks(self.manager),
+            books or InProcessBooks(self.manager, cache=cache),
             ToyTokenizer(),
             EngineOptions(
                 facts=PoolFacts(num_blocks, block_size, 0, "toy"),

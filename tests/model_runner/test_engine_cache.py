@@ -1,0 +1,196 @@
+"""However the books are kept, the same tokens come out; what differs is how many of them are computed.
+
+And what the books refuse for a request's own sake ends that request, and nobody else's.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvmanager import KvManager
+from kvmanager.types import EvictionKind, HashAlgorithm, IndexKind
+from model_runner.engine_types import Failure, FailureKind
+from model_runner.request import Retention, SamplingParams
+from services.cache_options import CacheOptions
+from tests.model_runner.engine_harness import Harness
+from tests.model_runner.toy_model import answer
+
+DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
+HASH, RADIX, NONE = (CacheOptions(index=index) for index in IndexKind)
+EVERY_WAY = [
+    pytest.param(CacheOptions(algorithm, index, eviction), id=f"{algorithm.value} {index.value} {eviction.value}")
+    for algorithm, index, eviction in [
+        (HashAlgorithm.SHA256, IndexKind.HASH, EvictionKind.ADAPTIVE),
+        (HashAlgorithm.SHA256, IndexKind.RADIX, EvictionKind.ADAPTIVE),
+        (HashAlgorithm.SHA256, IndexKind.NONE, EvictionKind.ADAPTIVE),
+        (HashAlgorithm.XXH3, IndexKind.HASH, EvictionKind.LRU),
+        (HashAlgorithm.XXH3, IndexKind.RADIX, EvictionKind.LRU),
+    ]
+]
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(40), k=length)
+
+
+def histories(seed: int, count: int, longest: int) -> list[list[int]]:
+    """Prompts of which most begin as an earlier one did, up to anywhere in a block."""
+    rng = random.Random(seed)
+    prompts: list[list[int]] = []
+    for _ in range(count):
+        shared: list[int] = []
+        if prompts and rng.random() < 0.8:
+            whole = rng.choice(prompts)
+            shared = whole[: rng.randint(1, len(whole))]
+        tail = rng.choices(range(40), k=rng.randint(1, 12))
+        prompts.append([*shared, *tail][-longest:] if len(shared) + len(tail) > longest else [*shared, *tail])
+    return prompts
+
+
+class TestHowMuchIsComputed:
+    @pytest.mark.parametrize(
+        ("cache", "cached", "copies"), [(HASH, 16, 0), (RADIX, 24, 1), (NONE, 0, 0)], ids=["hash", "radix", "none"]
+    )
+    def test_a_prompt_that_parts_inside_a_block(self, cache: CacheOptions, cached: int, copies: int) -> None:
+        """40 tokens of which 24 are cached, in blocks of 16: hash finds one block, radix half of the next as well."""
+        first = prompt_of(40)
+        second = [*first[:24], *((token + 1) % 40 for token in first[24:])]
+        with Harness(block_size=16, cache=cache) as harness:
+            harness.submit("first", first, 1)
+            harness.wait("first")
+            before = harness.executor.computed_tokens
+            harness.submit("second", second, 5)
+            usage = harness.last("second").usage
+            assert harness.tokens("second") == answer(second, 5)
+            assert (usage.prompt_tokens, usage.cached_tokens) == (40, cached)
+            # The fifth token is drawn and not computed.
+            assert harness.executor.computed_tokens - before == 40 - cached + 4
+            assert harness.pool.totals.copies == copies
+
+    def test_the_last_token_of_a_prompt_is_computed_whatever_is_cached(self) -> None:
+        prompt = prompt_of(8)
+        with Harness(block_size=4, cache=RADIX) as harness:
+            for name, cached in (("cold", 0), ("warm", 7)):
+                harness.submit(name, prompt, 3)
+                assert harness.tokens(name) == answer(prompt, 3)
+                assert harness.last(name).usage.cached_tokens == cached
+
+    def test_choices_of_a_partial_hit_share_it(self) -> None:
+        first, second = prompt_of(16), [*prompt_of(16)[:10], 1, 2, 3]
+        with Harness(block_size=8, cache=RADIX) as harness:
+            harness.submit("first", first, 1)
+            harness.wait("first")
+            harness.submit("second", second, 9, num_choices=3, sampling=DRAWN)
+            for choice in range(3):
+                assert harness.tokens("second", choice) == answer(second, 9, DRAWN, seed=11 + choice)
+            assert harness.last("second").usage.cached_tokens == 10
+
+    def test_hits_to_the_token_are_never_fewer(self) -> None:
+        prompts = histories(seed=3, count=60, longest=60)
+        cached = []
+        for cache in (NONE, HASH, RADIX):
+            with Harness(num_blocks=2_000, block_size=8, cache=cache) as harness:
+                for number, prompt in enumerate(prompts):
+                    harness.submit(str(number), prompt, 1)
+                    harness.wait(str(number))
+                cached.append([harness.last(str(number)).usage.cached_tokens for number in range(len(prompts))])
+                assert harness.executor.computed_tokens == sum(map(len, prompts)) - sum(cached[-1])
+        none, by_blocks, to_the_token = cached
+        assert set(none) == {0}
+        assert all(blocks <= tokens for blocks, tokens in zip(by_blocks, to_the_token, strict=True))
+        assert 0 < sum(by_blocks) < sum(to_the_token)
+
+
+class TestTheSameTokens:
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("cache", EVERY_WAY)
+    def test_in_a_pool_so_small_that_some_are_preempted(self, cache: CacheOptions, seed: int) -> None:
+        prompts = histories(seed, count=24, longest=30)
+        with Harness(num_blocks=24, block_size=4, cache=cache) as harness:
+            for number, prompt in enumerate(prompts):
+                harness.submit(str(number), prompt, 14, sampling=DRAWN, num_choices=1 + number % 3)
+            for number, prompt in enumerate(prompts):
+                for choice in range(1 + number % 3):
+                    assert harness.tokens(str(number), choice) == answer(prompt, 14, DRAWN, seed=11 + choice)
+            assert sum(step.preemptions for step in harness.recorder.steps) > 0
+            assert (harness.pool.totals.hit_tokens > 0) == (cache.index is not IndexKind.NONE)
+
+    @pytest.mark.parametrize("cache", EVERY_WAY)
+    def test_in_chunks_while_earlier_turns_are_cached(self, cache: CacheOptions) -> None:
+        with Harness(num_blocks=40, block_size=4, prefill_chunk_tokens=5, cache=cache) as harness:
+            talk = prompt_of(7)
+            for turn in range(8):
+                harness.submit(str(turn), talk, 6)
+                expected = answer(talk, 6)
+                assert harness.tokens(str(turn)) == expected
+                talk = [*talk, *expected, *prompt_of(3, turn)]
+
+
+class TestRefusals:
+    def failure(self, harness: Harness, name: str) -> Failure:
+        item = harness.wait(name)[-1]
+        assert isinstance(item, Failure)
+        return item
+
+    def test_a_salt_where_names_can_be_made_to_collide(self) -> None:
+        with Harness(cache=CacheOptions(HashAlgorithm.XXH3)) as harness:
+            harness.submit("salted", [1, 2, 3], cache_salt="s")
+            harness.submit("plain", [1, 2, 3])
+            refused = self.failure(harness, "salted")
+            assert refused.kind is FailureKind.REQUEST
+            assert "salt" in refused.sentence
+            assert "xxh3" in refused.sentence
+            assert harness.tokens("plain") == answer([1, 2, 3], 8)
+
+    def test_more_pins_than_may_be(self) -> None:
+        keep = Retention(pin_seconds=60)
+        # 8 usable blocks of 4 tokens: 4 may be pinned.
+        with Harness(num_blocks=9, manager=KvManager("boot", clock=lambda: 0.0)) as harness:
+            harness.submit("kept", prompt_of(13), 1, retention=keep)
+            assert harness.tokens("kept") == answer(prompt_of(13), 1)
+            assert harness.pool.occupancy().pinned_blocks == 3
+            harness.submit("too many", prompt_of(8, 1), 1, retention=keep)
+            refused = self.failure(harness, "too many")
+            assert refused.kind is FailureKind.PINS_EXHAUSTED
+            assert "2 blocks are to be pinned, 3 are already, and at most 4 may be" in refused.sentence
+            harness.submit("one more", prompt_of(5, 2), 1, retention=keep)
+            harness.wait("one more")
+            assert harness.pool.occupancy().pinned_blocks == 4
+            harness.submit("unpinned", prompt_of(8, 1), 1)
+            assert harness.tokens("unpinned") == answer(prompt_of(8, 1), 1)
+
+    def test_pins_run_out(self) -> None:
+        now = [0.0]
+        with Harness(num_blocks=9, manager=KvManager("boot", clock=lambda: now[0])) as harness:
+            harness.submit("kept", prompt_of(13), 1, retention=Retention(pin_seconds=60))
+            harness.wait("kept")
+            now[0] = 61.0
+            harness.submit("large", prompt_of(30, 1), 1)
+            assert harness.tokens("large") == answer(prompt_of(30, 1), 1)
+
+    def test_pinned_prompts_that_are_preempted_pin_when_they_end(self) -> None:
+        """Pins that began while a request waits to come back would keep it, and all behind it, from coming back."""
+        prompts = {f"r{number}": prompt_of(9, number) for number in range(6)}
+        with Harness(num_blocks=25, manager=KvManager("boot", clock=lambda: 0.0)) as harness:
+            for name, prompt in prompts.items():
+                harness.submit(name, prompt, 20, retention=Retention(pin_seconds=1), num_choices=2, sampling=DRAWN)
+            for name, prompt in prompts.items():
+                for choice in range(2):
+                    assert harness.tokens(name, choice) == answer(prompt, 20, DRAWN, seed=11 + choice)
+            assert sum(step.preemptions for step in harness.recorder.steps) > 0
+            assert harness.pool.occupancy().pinned_blocks > 0
+
+    def test_who_outgrows_a_quota_ends_alone(self) -> None:
+        with Harness(num_blocks=33) as harness:
+            harness.submit("other", prompt_of(6), 40)
+            harness.wait_for("other", 1)
+            harness.pool.set_quota("s", 3)
+            harness.submit("greedy", prompt_of(6, 1), 40, cache_salt="s", num_choices=2, sampling=DRAWN)
+            refused = self.failure(harness, "greedy")
+            assert refused.kind is FailureKind.REQUEST
+            assert "the quota of its salt is 3 usable: at most 12 tokens fit" in refused.sentence
+            assert harness.tokens("other") == answer(prompt_of(6), 40)
+            harness.submit("small", prompt_of(6, 1), 4, cache_salt="s")
+            assert harness.tokens("small") == answer(prompt_of(6, 1), 4)
