@@ -185,14 +185,14 @@ class HashChain:
 
 def _encode_tokens(token_ids: array[int]) -> bytes:
     try:
-        return b"".join(map(_encoded.__getitem__, token_ids))
+        return b"".join([_encoded[token_id] for token_id in token_ids])
     except IndexError:
         highest = max(token_ids)
         if highest >= _MAX_ENCODED:
             return b"".join([_head(_INTEGER, token_id) for token_id in token_ids])
         end = (highest // _ENCODED_STEP + 1) * _ENCODED_STEP
         _encoded.extend([_head(_INTEGER, token_id) for token_id in range(len(_encoded), end)])
-        return b"".join(map(_encoded.__getitem__, token_ids))
+        return b"".join([_encoded[token_id] for token_id in token_ids])
 
 
 def _encode_keys(keys: ExtraKeys) -> bytes:
