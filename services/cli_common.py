@@ -16,6 +16,9 @@ EXIT_WRONG = 1
 EXIT_UNABLE = 2
 """The command could not do its work."""
 
+SALT_VARIABLES = ["OCTAVO_SALT", "OCTAVO_CACHE_SALT"]
+"""Where a cache salt may come from without being seen on the command line."""
+
 _UNREACHABLE = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
@@ -46,6 +49,14 @@ def rpc_failed(error: grpc.RpcError, what: str, address: str) -> StartupError:
     # gRPC's sentence ends with the cause: "...: Connection refused".
     cause = view.sentence.rsplit(": ", 1)[-1].rstrip(".")
     return StartupError(f"No {what} answers at {address} ({cause}); is it running?")
+
+
+def parse_ids(text: str) -> list[int]:
+    """Reads token ids as '1,2,3'. Raises StartupError."""
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise StartupError(f"--token-ids {text!r} must be whole numbers separated by commas.") from None
 
 
 def print_json(value: Any) -> None:

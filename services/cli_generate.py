@@ -11,7 +11,7 @@ import typer
 from octavo.runner.v1 import model_runner_pb2 as pb
 
 from model_runner.request import Chunk, Usage
-from services.cli_common import print_json
+from services.cli_common import SALT_VARIABLES, parse_ids, print_json
 from services.client import Client, OctavoError, generate_request
 from services.config import ClientSettings
 from services.errors import StartupError
@@ -68,7 +68,13 @@ def generate(
         str, typer.Option("--request-id", help="Name of the request; the server makes one up if it has none.")
     ] = "",
     cache_salt: Annotated[
-        str, typer.Option("--cache-salt", help="Share cached prefixes only with prompts of the same salt.")
+        str,
+        typer.Option(
+            "--cache-salt",
+            envvar=SALT_VARIABLES,
+            help="Share cached prefixes only with prompts of the same salt. Other users of the machine see a command "
+            "line: prefer OCTAVO_SALT.",
+        ),
     ] = "",
     priority: Annotated[
         int,
@@ -229,16 +235,9 @@ def _request_of(prompt: dict[str, Any], **options: Any) -> Any:
         if chat:
             system = [] if prompt["system"] is None else [{"role": "system", "content": prompt["system"]}]
             return generate_request(chat=[*system, {"role": "user", "content": text}], **options)
-        return generate_request(text if ids is None else _parse_ids(ids), **options)
+        return generate_request(text if ids is None else parse_ids(ids), **options)
     except (ValueError, OverflowError) as error:
         raise StartupError(f"The request cannot be sent: {error}.") from None
-
-
-def _parse_ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise StartupError(f"--token-ids {text!r} must be whole numbers separated by commas.") from None
 
 
 def _show(chunk: Chunk, answer: Answer, json: bool) -> None:

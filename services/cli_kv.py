@@ -1,36 +1,27 @@
-"""The commands of the KV manager: kv-manager, pool, sequence and check."""
+"""The commands of the KV manager: kv-manager, pool, sequence and check; those of the cache are mounted with them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Annotated, Any
 
-import grpc
 import typer
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 from octavo.kv.v1 import kv_manager_pb2 as pb
-from octavo.kv.v1 import kv_manager_pb2_grpc
 from rich.console import Console, Group
 from rich.live import Live
 
-from services.channels import open_channel
-from services.cli_common import EXIT_WRONG, print_json, rpc_failed
+from services.cli_common import EXIT_WRONG, print_json
+from services.cli_kv_cache import add_cache_commands
+from services.cli_kv_common import CALL_SECONDS, CLIENT_FIELDS, Json, kv_manager_at, plain
 from services.cli_kv_tables import block_table, pool_facts, pool_table
 from services.config import ClientSettings, KvManagerSettings
 from services.logging import configure_logging
 from services.options import with_settings
 
-CALL_SECONDS = 5.0
 CHECK_SECONDS = 120.0
 HASH_TABLE_WIDTH = 110
-
-_CLIENT_FIELDS = ("kv_address", "pool_id", "tls_ca", "tls_cert", "tls_key")
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")]
 
 
 def add_kv_commands(app: typer.Typer) -> None:
@@ -39,6 +30,7 @@ def add_kv_commands(app: typer.Typer) -> None:
     app.command("pool", short_help="Show how full a pool is.")(pool)
     app.command("sequence", short_help="Show a sequence's block table.")(sequence)
     app.command("check", short_help="Have the books checked.")(check)
+    add_cache_commands(app)
 
 
 @with_settings(KvManagerSettings)
@@ -51,7 +43,7 @@ def kv_manager(settings: KvManagerSettings) -> None:
     asyncio.run(serve_kv_manager(settings))
 
 
-@with_settings(ClientSettings, only=_CLIENT_FIELDS, names={"kv_address": ("--address",)})
+@with_settings(ClientSettings, only=CLIENT_FIELDS, names={"kv_address": ("--address",)})
 def pool(
     settings: ClientSettings,
     json: Json = False,
@@ -64,56 +56,46 @@ def pool(
     ] = 1.0,
 ) -> None:
     """Shows how full a pool is: blocks by state, tokens, sequences, and what has happened since it was opened."""
-    with _kv_manager(settings) as stub:
+    with kv_manager_at(settings) as stub:
 
         def read() -> pb.GetPoolResponse:
             return stub.GetPool(pb.GetPoolRequest(pool_id=settings.pool_id), timeout=CALL_SECONDS)
 
         if json:
-            _repeat(lambda: print_json(_plain(read())), interval if watch else None)
+            _repeat(lambda: print_json(plain(read())), interval if watch else None)
         elif watch:
             _watch_pool(read, interval)
         else:
             Console().print(_pool_view(read()))
 
 
-@with_settings(ClientSettings, only=_CLIENT_FIELDS, names={"kv_address": ("--address",)})
+@with_settings(ClientSettings, only=CLIENT_FIELDS, names={"kv_address": ("--address",)})
 def sequence(
     settings: ClientSettings,
     sequence_id: Annotated[str, typer.Argument(metavar="ID", help="Name of a live sequence.")],
     json: Json = False,
 ) -> None:
     """Shows the block table of a sequence: each block, its reference count, its tokens and its hash."""
-    with _kv_manager(settings) as stub:
+    with kv_manager_at(settings) as stub:
         request = pb.GetBlockTableRequest(pool_id=settings.pool_id, sequence_id=sequence_id)
         table = stub.GetBlockTable(request, timeout=CALL_SECONDS)
     if json:
-        print_json(_plain(table) | {"blocks": [_plain_block(each) for each in table.blocks]})
+        print_json(plain(table) | {"blocks": [_plain_block(each) for each in table.blocks]})
     else:
         _wide_console().print(block_table(table))
 
 
-@with_settings(ClientSettings, only=_CLIENT_FIELDS, names={"kv_address": ("--address",)})
+@with_settings(ClientSettings, only=CLIENT_FIELDS, names={"kv_address": ("--address",)})
 def check(settings: ClientSettings, json: Json = False) -> None:
     """Has the KV manager recompute its books and compare. Exit code 0: right, 1: wrong, 2: could not be checked."""
-    with _kv_manager(settings) as stub:
+    with kv_manager_at(settings) as stub:
         report = stub.Check(pb.CheckRequest(pool_id=settings.pool_id), timeout=CHECK_SECONDS)
     if json:
-        print_json(_plain(report))
+        print_json(plain(report))
     else:
         _print_report(report)
     if not report.ok:
         raise typer.Exit(EXIT_WRONG)
-
-
-@contextmanager
-def _kv_manager(settings: ClientSettings) -> Iterator[kv_manager_pb2_grpc.KvManagerServiceStub]:
-    """A stub for the KV manager; a failed call becomes a StartupError with one sentence."""
-    with open_channel(settings.kv_address, settings.tls()) as channel:
-        try:
-            yield kv_manager_pb2_grpc.KvManagerServiceStub(channel)
-        except grpc.RpcError as error:
-            raise rpc_failed(error, "KV manager", settings.kv_address) from None
 
 
 def _repeat(show: Callable[[], None], seconds: float | None) -> None:
@@ -152,22 +134,6 @@ def _print_report(report: pb.CheckResponse) -> None:
     typer.echo(f"The books are wrong in {len(report.violations)} ways; {looked_at}:")
     for violation in report.violations:
         typer.echo(f"- {violation}")
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    """A message as JSON with its own field names, zeros included, and 64-bit numbers as numbers."""
-    plain = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return _with_numbers(message, plain)
-
-
-def _with_numbers(message: Message, plain: dict[str, Any]) -> dict[str, Any]:
-    for field in message.DESCRIPTOR.fields:
-        value = plain.get(field.name)
-        if isinstance(value, dict):
-            _with_numbers(getattr(message, field.name), value)
-        elif isinstance(value, str) and field.type != field.TYPE_STRING and field.type != field.TYPE_BYTES:
-            plain[field.name] = int(value)
-    return plain
 
 
 def _plain_block(block: pb.BlockInfo) -> dict[str, Any]:
