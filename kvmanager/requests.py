@@ -134,12 +134,16 @@ class Requests(Ledger):
         if len(appends) > 1 and len({append.sequence_id for append in appends}) < len(appends):
             raise InvalidArgument("an append names a sequence twice; put all its tokens into one entry")
         given_up: dict[int, int] = {}
-        plans = [self._plan_append(append, caller, given_up) for append in appends]
+        withdrawn: dict[bytes, int] = {}
+        plans = [self._plan_append(append, caller, given_up, withdrawn) for append in appends]
         self._check_plans(plans)
         return plans
 
-    def _plan_append(self, append: Append, caller: int, given_up: dict[int, int]) -> AppendPlan:
-        """Plans one append; `given_up` counts, by block, the holders that earlier plans of the call take away."""
+    def _plan_append(
+        self, append: Append, caller: int, given_up: dict[int, int], withdrawn: dict[bytes, int]
+    ) -> AppendPlan:
+        """Plans one append. What earlier plans of the call take away is counted in `given_up`, the holders of a block,
+        and in `withdrawn`, the blocks of a name."""
         sequence, token_ids, computed = self._parse_commit(append, caller)
         num_tokens = sequence.num_tokens + len(token_ids)
         room = num_tokens + append.lookahead_tokens
@@ -150,16 +154,18 @@ class Requests(Ledger):
             self._check_fits(append.sequence_id, room, self._blocks_for(room), sequence.tenant)
         foreign: list[int] = []
         copies = 0
-        if computed < num_tokens:
-            foreign, copies = self._foreign_writes(sequence, computed, given_up)
+        if computed < room:
+            foreign, copies = self._foreign_writes(sequence, computed, given_up, withdrawn)
         return sequence, token_ids, computed, foreign, added, added + copies
 
-    def _foreign_writes(self, sequence: Sequence, computed: int, given_up: dict[int, int]) -> tuple[list[int], int]:
+    def _foreign_writes(
+        self, sequence: Sequence, computed: int, given_up: dict[int, int], withdrawn: dict[bytes, int]
+    ) -> tuple[list[int], int]:
         """Indices of the blocks that will be written from position `computed` on and that others hold or may hit.
 
         And how many of them need a copy; the others can be taken out of the index.
         """
-        counts, index = self.block_pool.counts, self.block_pool.index
+        counts, names = self.block_pool.counts, self.block_pool.index.names
         foreign: list[int] = []
         copies = 0
         for place in range(computed // self.spec.block_size, len(sequence.blocks)):
@@ -168,9 +174,13 @@ class Requests(Ledger):
                 given_up[block] = given_up.get(block, 0) + 1
                 foreign.append(place)
                 copies += 1
-            elif index.names[block]:
+            elif names[block]:
+                gone = withdrawn.get(names[block], 0)
                 foreign.append(place)
-                copies += not index.can_withdraw(block)
+                if self.block_pool.can_unpublish(block, gone):
+                    withdrawn[names[block]] = gone + 1
+                else:
+                    copies += 1
         return foreign, copies
 
     def _check_plans(self, plans: list[AppendPlan]) -> None:
