@@ -124,6 +124,7 @@ class Ledger:
 
     def tenant_usage(self, salt: str = "") -> TenantUsage:
         """What the tenant of a salt occupies; the base tenant for none."""
+        check_scope(CacheScope(salt=salt))
         tenants = self.block_pool.tenants
         tenant = tenants.find(salt)
         if tenant is None:

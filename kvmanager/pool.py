@@ -23,7 +23,7 @@ from kvmanager.types import (
     Removal,
     Retention,
 )
-from kvmanager.validation import check_retention
+from kvmanager.validation import check_retention, check_scope
 
 
 class Pool(Requests):
@@ -61,7 +61,9 @@ class Pool(Requests):
         self._check_new_id(sequence_id)
         if headroom_blocks < 0 or lookahead_tokens < 0:
             raise InvalidArgument(
-                f"headroom_blocks is {headroom_blocks} and lookahead_tokens {lookahead_tokens}; use 0 or more"
+                f"headroom_blocks is {headroom_blocks} and lookahead_tokens {lookahead_tokens}; use 0 or more",
+                headroom_blocks=headroom_blocks,
+                lookahead_tokens=lookahead_tokens,
             )
         check_retention(retention)
         chain = self._chain(token_ids, scope, spans)
@@ -215,6 +217,7 @@ class Pool(Requests):
         The empty salt is that of everybody who gives none. What is over the limit already goes when the tenant next
         takes blocks.
         """
+        check_scope(CacheScope(salt=salt))
         self._check_quota_size(blocks)
         self.block_pool.apply_quota(self.block_pool.tenants.set_quota(salt, blocks))
 

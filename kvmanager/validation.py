@@ -37,7 +37,9 @@ def check_spec(spec: PoolSpec) -> None:
             maximum=MAX_BLOCK_SIZE,
         )
     if spec.bytes_per_block < 0:
-        raise InvalidArgument(f"bytes_per_block is {spec.bytes_per_block}; use 0 when unknown")
+        raise InvalidArgument(
+            f"bytes_per_block is {spec.bytes_per_block}; use 0 when unknown", bytes_per_block=spec.bytes_per_block
+        )
 
 
 def check_id(what: str, value: str) -> None:
@@ -65,7 +67,9 @@ def check_scope(scope: CacheScope) -> None:
 def check_spans(spans: Sequence[ContentSpan], num_tokens: int) -> None:
     """Refuses spans that don't lie in the prompt, that overlap, or that name no content."""
     if len(spans) > MAX_SPANS:
-        raise InvalidArgument(f"a prompt has at most {MAX_SPANS} spans, got {len(spans)}", maximum=MAX_SPANS)
+        raise InvalidArgument(
+            f"a prompt has at most {MAX_SPANS} spans, got {len(spans)}", spans=len(spans), maximum=MAX_SPANS
+        )
     end = 0
     for span in spans:
         check_id("a content id", span.content_id)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvmanager.types import EvictionKind, HashAlgorithm, IndexKind, PoolSpec
-from model_runner.books import PoolFacts
+
+if TYPE_CHECKING:
+    # The KV manager's processes read these settings too, and do without the engine.
+    from model_runner.books import PoolFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,9 +193,17 @@ def _kv(error: kv.KvError, code: grpc.StatusCode, **more: Any) -> RpcFailure:
 _FIELDS = {
     "num_blocks": "spec.num_blocks",
     "block_size": "spec.block_size",
+    "bytes_per_block": "spec.bytes_per_block",
     "token_id": "token_ids",
-    "num_tokens": "token_ids",
     "computed_tokens": "computed_tokens",
+    "offset": "spans",
+    "spans": "spans",
+    "quota_blocks": "max_blocks",
+    "priority": "retention.priority",
+    "pin_seconds": "retention.pin_seconds",
+    # Only of a truncate, beside the tokens to keep.
+    "known_tokens": "num_tokens",
+    "num_tokens": "token_ids",
 }
 
 

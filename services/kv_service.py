@@ -117,12 +117,13 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
     async def SetQuota(self, request: pb.SetQuotaRequest, context: Context) -> pb.SetQuotaResponse:
         """Limits a tenant, or all that have no limit of their own."""
         pool = self._manager.pool(wire.pool_id_of(request.pool_id))
-        if request.WhichOneof("whose") is None:
-            raise InvalidArgument("set_quota names nobody: give a salt, or every_salt", field="whose")
         if request.every_salt:
             pool.set_default_quota(request.max_blocks)
-        else:
+        elif request.WhichOneof("whose") == "salt":
             pool.set_quota(request.salt, request.max_blocks)
+        else:
+            # The empty salt is somebody, so that it must be given to be meant.
+            raise InvalidArgument("set_quota names nobody: give a salt, or every_salt", field="whose")
         return pb.SetQuotaResponse()
 
     async def GetTenant(self, request: pb.GetTenantRequest, context: Context) -> pb.GetTenantResponse:

@@ -199,7 +199,9 @@ def stored_to_wire(event: IndexEvent) -> pb.BlocksStored:
 
 def _choice(field: str, choices: tuple[Choice, ...], number: int) -> Choice:
     if not 0 <= number < len(choices):
-        raise InvalidArgument(f"{field} {number} is none of 0 to {len(choices) - 1}", field=field, value=number)
+        raise InvalidArgument(
+            f"{field} {number} is none of 0 to {len(choices) - 1}", field=f"spec.{field}", value=number
+        )
     return choices[number]
 
 

@@ -14,9 +14,10 @@ from octavo.runner.v1 import model_runner_pb2
 
 ROOT = Path(__file__).parents[1]
 
-KV_VERBS = (
-    """OpenPool ClosePool Allocate Append Fork Free Lookup GetBlockTable ListSequences GetPool ResetCache Check"""
-)
+KV_VERBS = """
+    OpenPool ClosePool Allocate Append Fork Free Truncate Lookup GetBlockTable ListSequences GetPool GetTenant SetQuota
+    RemovePrefix ResetCache WatchEvents Check
+"""
 RUNNER_VERBS = "Generate Tokenize Detokenize GetModel ListRequests Abort"
 
 
