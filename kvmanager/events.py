@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
+from typing import NamedTuple
 
 MAX_EVENTS = 10_000
 """Events kept for replay; a consumer that is further behind takes a snapshot."""
+
+MAX_NAMES = 4096
+"""Names in one event, 128 KiB: what a verb does to more is told in several."""
 
 
 class EventKind(Enum):
@@ -20,8 +23,7 @@ class EventKind(Enum):
     CLEARED = "cleared"
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEvent:
+class IndexEvent(NamedTuple):
     """One change of the index. Parents are stored before their children, and children removed before their parents.
 
     number: consecutive, from 1. names: of STORED, a chain, each the parent of the next; of REMOVED, one by one.
@@ -58,14 +60,18 @@ class EventLog:
         """`names` can be found from now on."""
         if adapter_id and not parent:
             self.adapters[names[0]] = (adapter_id, adapter_version)
-        self._add(IndexEvent(self._last + 1, EventKind.STORED, names, parent, adapter_id, adapter_version))
+        for start in range(0, len(names), MAX_NAMES):
+            some = names[start : start + MAX_NAMES]
+            self._add(IndexEvent(self._last + 1, EventKind.STORED, some, parent, adapter_id, adapter_version))
+            parent = some[-1]
 
     def removed(self, names: tuple[bytes, ...]) -> None:
         """`names` can be found no more."""
         if self.adapters:
             for name in names:
                 self.adapters.pop(name, None)
-        self._add(IndexEvent(self._last + 1, EventKind.REMOVED, names))
+        for start in range(0, len(names), MAX_NAMES):
+            self._add(IndexEvent(self._last + 1, EventKind.REMOVED, names[start : start + MAX_NAMES]))
 
     def cleared(self) -> None:
         """Nothing can be found any more."""

@@ -54,12 +54,17 @@ def check_id(what: str, value: str) -> None:
 
 
 def check_scope(scope: CacheScope) -> None:
-    """Refuses an over-long salt, and a version without its adapter."""
+    """Refuses an over-long salt, adapter id or version, and a version without its adapter."""
     size = len(scope.salt.encode())
     if size > MAX_SALT_BYTES:
         raise InvalidArgument(
             f"a cache salt has at most {MAX_SALT_BYTES} bytes, got {size}", bytes=size, maximum=MAX_SALT_BYTES
         )
+    for what, value in (("adapter id", scope.adapter_id), ("adapter version", scope.adapter_version)):
+        if value and (size := len(value.encode())) > MAX_ID_BYTES:
+            raise InvalidArgument(
+                f"an {what} has at most {MAX_ID_BYTES} bytes, got {size}", bytes=size, maximum=MAX_ID_BYTES
+            )
     if scope.adapter_version and not scope.adapter_id:
         raise InvalidArgument(f"adapter version {scope.adapter_version!r} has no adapter id; give both or neither")
 

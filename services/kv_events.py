@@ -14,7 +14,7 @@ from kvmanager.manager import KvManager
 from services import kv_wire as wire
 
 SNAPSHOT_HASHES = 4096
-"""Hashes in one part of a snapshot, about: 128 KiB."""
+"""Hashes in one part of a snapshot: 128 KiB."""
 
 
 class EventStreams:
@@ -66,6 +66,9 @@ class EventStreams:
             yield bell
         finally:
             bells.discard(bell)
+            if not bells:
+                log.on_event = None
+                del self._bells[pool_id]
 
 
 def _ring(bells: set[asyncio.Event]) -> None:
@@ -74,34 +77,23 @@ def _ring(bells: set[asyncio.Event]) -> None:
 
 
 def _snapshot(chains: list[IndexEvent], number: int, boot_id: str) -> Iterator[pb.WatchEventsResponse]:
-    """The parts of a snapshot; an empty index has one as well."""
+    """The parts of a snapshot, each of SNAPSHOT_HASHES hashes but the last; an empty index has one as well."""
     part = _part(number, boot_id)
     part.snapshot.first = True
-    size = 0
+    room = SNAPSHOT_HASHES
     for chain in chains:
-        for piece in _pieces(wire.stored_to_wire(chain)):
-            if size + len(piece.block_hashes) > SNAPSHOT_HASHES and size:
+        left = chain
+        while left.names:
+            if not room:
                 yield part
-                part, size = _part(number, boot_id), 0
-            part.snapshot.stored.append(piece)
-            size += len(piece.block_hashes)
+                part, room = _part(number, boot_id), SNAPSHOT_HASHES
+            piece = left._replace(names=left.names[:room])
+            part.snapshot.stored.append(wire.stored_to_wire(piece))
+            room -= len(piece.names)
+            left = left._replace(names=left.names[len(piece.names) :], parent=piece.names[-1])
     part.snapshot.last = True
     yield part
 
 
 def _part(number: int, boot_id: str) -> pb.WatchEventsResponse:
     return pb.WatchEventsResponse(boot_id=boot_id, number=number, snapshot=pb.IndexSnapshot())
-
-
-def _pieces(chain: pb.BlocksStored) -> Iterator[pb.BlocksStored]:
-    """The chain in pieces of at most SNAPSHOT_HASHES hashes."""
-    parent = chain.parent_hash
-    for start in range(0, len(chain.block_hashes), SNAPSHOT_HASHES):
-        hashes = chain.block_hashes[start : start + SNAPSHOT_HASHES]
-        yield pb.BlocksStored(
-            block_hashes=hashes,
-            parent_hash=parent,
-            adapter_id=chain.adapter_id,
-            adapter_version=chain.adapter_version,
-        )
-        parent = hashes[-1]

@@ -71,6 +71,18 @@ BAD: list[tuple[str, Any, str, str]] = [
     ("RemovePrefix", pb.RemovePrefixRequest(), "no tokens; it needs at least 1", "token_ids"),
     ("RemovePrefix", pb.RemovePrefixRequest(token_ids=[1], scope=LONG_SALT), "got 129", ""),
     (
+        "Allocate",
+        allocate(scope=pb.CacheScope(adapter_id="x" * 257)),
+        "an adapter id has at most 256 bytes, got 257",
+        "",
+    ),
+    (
+        "Lookup",
+        pb.LookupRequest(token_ids=[1], scope=pb.CacheScope(adapter_id="x", adapter_version="\u00e4" * 129)),
+        "an adapter version has at most 256 bytes, got 258",
+        "",
+    ),
+    (
         "RemovePrefix",
         pb.RemovePrefixRequest(token_ids=[1], scope=pb.CacheScope(adapter_version="2")),
         "has no adapter id",
