@@ -23,6 +23,8 @@ class PoolReading:
     occupancy: Occupancy
     totals: Totals
     imbalance: int
+    index_names: int
+    last_event: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ def _usage(reading: PoolReading) -> float:
 _GAUGES = (
     _Series("usable_blocks", "Blocks that can be handed out: all but the null block.", lambda r: r.spec.usable_blocks),
     _Series("shared_blocks", "Held blocks that more than one table names.", lambda r: r.occupancy.shared_blocks),
+    _Series("pinned_blocks", "Cached blocks that may not be given up yet.", lambda r: r.occupancy.pinned_blocks),
+    _Series("index_names", "Blocks' names that a later prompt can find.", lambda r: r.index_names),
     _Series("usage_ratio", "Held blocks as a share of the usable ones, 0 to 1.", _usage),
     _Series("stored_tokens", "Tokens in held blocks, each block counted once.", lambda r: r.occupancy.stored_tokens),
     _Series("reserved_tokens", "Tokens that held blocks have room for.", lambda r: r.occupancy.reserved_tokens),
@@ -52,6 +56,8 @@ _COUNTERS = (
     _Series("reused_blocks", "Cached blocks that were hit and held again.", lambda r: r.totals.reused_blocks),
     _Series("freed_blocks", "Blocks whose last holder let go.", lambda r: r.totals.freed_blocks),
     _Series("evicted_blocks", "Cached blocks given up to make room.", lambda r: r.totals.evicted_blocks),
+    _Series("removed_blocks", "Cached blocks that RemovePrefix forgot.", lambda r: r.totals.removed_blocks),
+    _Series("index_events", "Changes of the index: the number of the last event.", lambda r: r.last_event),
     _Series("forks", "Children made by Fork.", lambda r: r.totals.forks),
     _Series("copies", "Copy-on-write orders, one block each.", lambda r: r.totals.copies),
     _Series("prefix_query_tokens", "Prompt tokens looked up in the cache.", lambda r: r.totals.queried_tokens),
@@ -70,7 +76,8 @@ _STATES = (
 class BooksCollector(Collector):
     """Yields the octavo_kv_ families; `read` tells the pools of this moment, and may be called from any thread.
 
-    A pool that is opened anew counts from 0 again, which Prometheus takes for the restart that it is.
+    A pool that is opened anew counts from 0 again, which Prometheus takes for the restart that it is. Only the numbers
+    of its events go on.
     """
 
     def __init__(self, read: Callable[[], Sequence[PoolReading]]) -> None:
@@ -100,6 +107,8 @@ def pool_readings(manager: KvManager) -> list[PoolReading]:
             occupancy=pool.occupancy(),
             totals=replace(pool.totals),
             imbalance=pool.imbalance(),
+            index_names=len(pool.block_pool.index),
+            last_event=pool.events.last_number,
         )
         for pool_id, pool in manager.pools()
     ]
@@ -129,6 +138,9 @@ def _pool_info(readings: Sequence[PoolReading]) -> Metric:
             "block_size": str(spec.block_size),
             "bytes_per_block": str(spec.bytes_per_block),
             "model_fingerprint": spec.model_fingerprint,
+            "hash_algorithm": spec.hash_algorithm.value,
+            "prefix_index": spec.index.value,
+            "eviction_policy": spec.eviction.value,
             "epoch": str(reading.epoch),
         }
         family.add_metric([reading.pool_id], facts)

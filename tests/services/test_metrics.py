@@ -54,6 +54,8 @@ def test_the_books_are_shown_while_idle(tmp_path: Path) -> None:
     assert shown == {
         "usable_blocks": 8,
         "shared_blocks": 2,
+        "pinned_blocks": 0,
+        "index_names": 2,
         "usage_ratio": 0.5,
         "stored_tokens": 12,  # two full blocks, and two tails of 2
         "reserved_tokens": 16,
@@ -63,6 +65,8 @@ def test_the_books_are_shown_while_idle(tmp_path: Path) -> None:
         "reused_blocks_total": 0,  # the hit blocks were held, not cached
         "freed_blocks_total": 1,
         "evicted_blocks_total": 0,
+        "removed_blocks_total": 0,
+        "index_events_total": 1,  # both names of a's full blocks were stored at once
         "forks_total": 1,
         "copies_total": 1,
         "prefix_query_tokens_total": 19,
@@ -75,6 +79,9 @@ def test_the_books_are_shown_while_idle(tmp_path: Path) -> None:
         "block_size": "4",
         "bytes_per_block": "64",
         "model_fingerprint": "m",
+        "hash_algorithm": "sha256",
+        "prefix_index": "hash",
+        "eviction_policy": "adaptive",
         "epoch": str(epoch),
     }
     assert found["octavo_kv_pool_info", tuple(sorted((facts | {"pool": "default"}).items()))] == 1
@@ -84,6 +91,37 @@ def test_the_books_are_shown_while_idle(tmp_path: Path) -> None:
     assert found[count, (("code", "RESOURCE_EXHAUSTED"), ("method", "Allocate"), service)] == 1
     assert any(name == "octavo_build_info" for name, _ in found)
     assert any(name == "process_resident_memory_bytes" for name, _ in found)
+
+
+def test_what_is_cached_pinned_removed_and_evicted_is_shown(tmp_path: Path) -> None:
+    with running_kv_manager(kv_settings(tmp_path)) as running, kv_stub(running.address) as stub:
+        spec = pb.PoolSpec(num_blocks=9, block_size=4)
+        stub.OpenPool(pb.OpenPoolRequest(spec=spec, runner_id="r"))
+        # Three prompts that end: two pinned blocks, two blocks of another, and one that is removed again.
+        cache(stub, range(8), retention=pb.Retention(pin_seconds=3600))
+        cache(stub, range(50, 58))
+        cache(stub, range(90, 94))
+        stub.RemovePrefix(pb.RemovePrefixRequest(token_ids=range(90, 94)))
+        found = scrape(running.metrics_address)
+        assert blocks(found) == {"held": 0, "cached": 4, "free": 4}
+        shown = of_pool(found)
+        assert (shown["pinned_blocks"], shown["index_names"], shown["removed_blocks_total"]) == (2, 4, 1)
+        assert shown["index_events_total"] == 4  # stored, three times, and removed
+        # 5 blocks where 4 are free: the end of the second prompt is given up.
+        stub.Allocate(pb.AllocateRequest(sequence_id="a", token_ids=range(100, 120)))
+        shown = of_pool(scrape(running.metrics_address))
+        assert (shown["pinned_blocks"], shown["index_names"], shown["evicted_blocks_total"]) == (2, 3, 1)
+        assert (shown["removed_blocks_total"], shown["index_events_total"]) == (1, 5)
+        # Another runner finds an empty pool; its counters begin anew, and the numbers of events go on.
+        stub.OpenPool(pb.OpenPoolRequest(spec=spec, runner_id="another"))
+        shown = of_pool(scrape(running.metrics_address))
+        assert (shown["pinned_blocks"], shown["index_names"], shown["removed_blocks_total"]) == (0, 0, 0)
+        assert shown["index_events_total"] == 6  # cleared
+
+
+def cache(stub: Any, tokens: range, **more: Any) -> None:
+    stub.Allocate(pb.AllocateRequest(sequence_id="x", token_ids=tokens, **more))
+    stub.Free(pb.FreeRequest(sequences=[pb.SequenceAppend(sequence_id="x", computed_tokens=len(tokens))]))
 
 
 def test_a_closed_pool_is_no_longer_shown(tmp_path: Path) -> None:
