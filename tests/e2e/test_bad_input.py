@@ -71,6 +71,10 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "too many logprobs": ({"logprobs": 101}, "logprobs", "101.*100"),
     "negative logprobs": ({"logprobs": -1}, "logprobs", "-1"),
     "long salt": ({"cache_salt": "s" * 129}, "cache_salt", "129"),
+    "priority above 100": ({"priority": 101}, "retention.priority", "101.*100"),
+    "negative priority": ({"priority": -1}, "retention.priority", "-1"),
+    "a pin for longer than a week": ({"pin_seconds": 604801}, "retention.pin_seconds", "604801.*604800"),
+    "NaN seconds": ({"pin_seconds": math.nan}, "retention.pin_seconds", "nan"),
     "long request id": ({"request_id": "r" * 129}, "request_id", "129"),
     "unprintable request id": ({"request_id": "a\u200bb"}, "request_id", "U\\+200B"),
 }
@@ -94,6 +98,24 @@ def test_a_prompt_that_fits_exactly_runs(client: Client) -> None:
     assert len(chunks) == 1
     assert chunks[0].finish_reason is not None
     assert chunks[0].finish_reason.value == "length"
+
+
+def test_more_pins_than_may_be_are_refused_at_once(stack: Stack, client: Client) -> None:
+    most = USABLE_BLOCKS // 2
+    with pytest.raises(OctavoError, match=f"{most + 1} blocks .* 0 are already, and at most {most} may be") as caught:
+        list(client.generate([504] * 16 * (most + 1), max_tokens=1, pin_seconds=60))
+    assert (caught.value.code, caught.value.reason) == ("RESOURCE_EXHAUSTED", "PINS_EXHAUSTED")
+    assert stack.pool().occupancy.pinned_blocks == 0
+
+
+def test_who_outgrows_a_quota_ends_with_the_numbers(stack: Stack, client: Client) -> None:
+    with stack.kv() as kv:
+        kv.SetQuota(kv_pb.SetQuotaRequest(salt="small", max_blocks=2), timeout=10)
+        stream = client.generate([504] * 20, cache_salt="small", ignore_eos=True)
+        with pytest.raises(OctavoError, match="the quota of its salt is 2 usable: at most 32 tokens fit") as caught:
+            list(stream)
+        assert (caught.value.code, caught.value.reason) == ("INVALID_ARGUMENT", "REFUSED_BY_KV_MANAGER")
+        kv.SetQuota(kv_pb.SetQuotaRequest(salt="small", max_blocks=0), timeout=10)
 
 
 def test_a_request_without_a_prompt(stack: Stack, client: Client) -> None:

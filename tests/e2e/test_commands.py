@@ -147,6 +147,41 @@ class TestBooks:
         assert first["block_hash"][:16] in shown.stdout
         stack.assert_nothing_held()
 
+    def test_a_prompt_that_is_kept_and_then_removed(self, stack: Stack) -> None:
+        text = "The octavo is a book made of sheets that were folded three times into eight leaves. " * 3
+        keep = ("--priority", "50", "--pin-seconds", "600", "--max-tokens", "1")
+        books = ("--kv-address", stack.kv_address)
+        with stack.client() as client:
+            whole_blocks = len(client.tokenize(text)) // 16
+        assert generate(stack, text, *keep, "--cache-salt", "mine").returncode == 0
+        assert stack.pool().occupancy.pinned_blocks == whole_blocks
+        prompt = ("remove-prefix", "--text", text, "--runner-address", stack.runner_address, *books)
+        assert run_octavo(*prompt).stdout == "0 blocks forgotten.\n"
+        done = run_octavo(*prompt, OCTAVO_SALT="mine")
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{whole_blocks} blocks forgotten.\n", "")
+        assert stack.pool().occupancy.pinned_blocks == 0
+
+    def test_a_tenant_has_its_quota_and_no_more(self, stack: Stack) -> None:
+        books = ("--kv-address", stack.kv_address)
+        assert "of 2 blocks occupied" in run_octavo("quota", "tiny", "--max-blocks", "2", *books).stdout
+        ids = ",".join(["504"] * 40)
+        done = run_octavo("generate", "--token-ids", ids, "--address", stack.runner_address, OCTAVO_SALT="tiny")
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+        assert "the quota of its salt is 2 usable" in done.stderr
+        shown = json.loads(run_octavo("quota", "--json", *books, OCTAVO_SALT="tiny").stdout)
+        assert shown == {"quota_blocks": 2, "held_blocks": 0, "cached_blocks": 0}
+
+    def test_events_tell_what_a_request_has_cached(self, stack: Stack) -> None:
+        books = ("events", "--kv-address", stack.kv_address, "--json", "--no-follow")
+        number = json_lines(run_octavo(*books).stdout)[-1]["number"]
+        ids = ",".join(map(str, range(1000, 1040)))
+        assert generate(stack, "--token-ids", ids, "--max-tokens", "1").returncode == 0
+        stored = json_lines(run_octavo(*books, "--from", str(number + 1)).stdout)
+        # 40 tokens: two full blocks.
+        assert [line["kind"] for line in stored] == ["stored"] * len(stored)
+        assert sum(len(line["block_hashes"]) for line in stored) == 2
+        assert stored[0]["parent_hash"] == ""
+
     def test_an_unknown_sequence(self, stack: Stack) -> None:
         done = run_octavo("sequence", "nope", "--kv-address", stack.kv_address)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
@@ -285,6 +320,12 @@ class TestStartUpErrors:
         line = self.runner_error(tmp_path, "--runner-address", stack.runner_address)
         assert stack.runner_address in line
         assert health_of(stack.runner_address) == SERVING
+
+    def test_a_pool_that_is_kept_otherwise(self, stack: Stack, tmp_path: Path) -> None:
+        line = self.runner_error(
+            tmp_path, "--kv-address", stack.kv_address, "--weights-dtype", "float32", "--prefix-index", "radix"
+        )
+        assert "is open with index hash (asked for radix); close it first or take another pool id" in line
 
     def test_a_pool_that_is_open_with_other_facts(self, stack: Stack, tmp_path: Path) -> None:
         line = self.runner_error(tmp_path, "--kv-address", stack.kv_address, "--num-blocks", "50")

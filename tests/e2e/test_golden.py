@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from model_runner.request import Chunk
-from services.client import Client
+from services.client import Client, OctavoError
 from tests.e2e.stack import Stack, golden_items, running_stack
 
 ITEMS = golden_items()
 TOLERANCE = 1e-3
 CLEAR_GAP = 0.02
 """Below this distance of the two best logits, either may win."""
+
+CLEAR_ITEMS = [item for item in ITEMS if min(item["gaps"]) > CLEAR_GAP][:4]
 
 
 def collect(client: Client, item: dict[str, Any], max_tokens: int = 48) -> list[Chunk]:
@@ -127,6 +129,7 @@ class TestOneStack:
         ("--block-size", "32"),
         ("--prefill-chunk-tokens", "7"),
         ("--attention-backend", "reference"),
+        ("--prefix-index", "none"),
     ],
     ids=lambda arguments: " ".join(arguments),
 )
@@ -135,6 +138,33 @@ def test_other_ways_to_compute_it(tmp_path: Path, arguments: tuple[str, ...]) ->
         items = [*ITEMS[:4], ITEMS[6], ITEMS[12], ITEMS[17], ITEMS[19]]
         for item, chunks in zip(items, threads.map(lambda item: collect(client, item), items), strict=True):
             assert_golden(client, item, chunks)
+        stack.assert_nothing_held()
+
+
+def test_an_index_to_the_token(tmp_path: Path) -> None:
+    with running_stack(tmp_path, "--prefix-index", "radix") as stack, stack.client() as client:
+        for item in CLEAR_ITEMS:
+            assert_golden(client, item, collect(client, item))
+            # Of the prompt and 48 tokens, at least 32 of these lie in full blocks: a continuation that ends inside a
+            # block finds all but the token that it must compute.
+            turn = item["prompt_token_ids"] + item["output_ids"][:20]
+            chunks = list(client.generate(turn, max_tokens=28, ignore_eos=True))
+            assert [token_id for chunk in chunks for token_id in chunk.token_ids] == item["output_ids"][20:]
+            assert chunks[-1].usage is not None
+            assert chunks[-1].usage.cached_tokens == len(turn) - 1
+        stack.assert_nothing_held()
+
+
+def test_names_by_xxh3_evicted_by_age(tmp_path: Path) -> None:
+    with running_stack(tmp_path, "--block-hash", "xxh3", "--eviction-policy", "lru", "--num-blocks", "26") as stack:
+        with stack.client() as client:
+            for item in ITEMS[2:7]:
+                assert_golden(client, item, collect(client, item))
+                assert_golden(client, item, collect(client, item))
+            with pytest.raises(OctavoError, match="salt") as caught:
+                list(client.generate([504], max_tokens=1, cache_salt="s"))
+            assert (caught.value.code, caught.value.reason) == ("INVALID_ARGUMENT", "REFUSED_BY_KV_MANAGER")
+        assert stack.pool().totals.evicted_blocks > 0
         stack.assert_nothing_held()
 
 
