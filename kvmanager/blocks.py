@@ -183,9 +183,10 @@ class BlockPool:
                 raise BrokenBooks(f"block {block} was published under a second name", block=block)
             owner = self.index.owner(name)
             if not owner:
-                # What follows a name that nobody has published is new as well.
-                self._publish_new(blocks, chain, index, last)
-                return last
+                # What follows a name that nobody has published is new as well, unless names collide.
+                end = self._end_of_new(chain.names, index, last) if chain.names_may_collide else last
+                self._publish_new(blocks, chain, index, end)
+                return end
             if not self.index.holds(owner, chain, index):
                 return index
             self._publish_again(block, owner, chain, index)
@@ -388,6 +389,15 @@ class BlockPool:
             if block in self.pins.until:
                 self.pins.idle -= 1
                 tenant.pinned -= 1
+
+    def _end_of_new(self, names: list[bytes], first: int, last: int) -> int:
+        """The index behind the run of names, from a new one on, that nothing else has."""
+        seen: set[bytes] = set()
+        for index in range(first, last):
+            if names[index] in seen or self.index.owner(names[index]):
+                return index
+            seen.add(names[index])
+        return last
 
     def _publish_new(self, blocks: list[int], chain: HashChain, first: int, last: int) -> None:
         for block in blocks[first:last]:

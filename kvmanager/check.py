@@ -17,7 +17,7 @@ from kvmanager.types import NULL_BLOCK
 Live = Mapping[str, Sequence]
 
 
-def check_pool(blocks: BlockPool, live: Live, table_entries: int) -> list[str]:
+def check_pool(blocks: BlockPool, live: Live, table_entries: int, promised_pins: int) -> list[str]:
     """One sentence for each contradiction; none when the books are right. Changes nothing."""
     return [
         *_check_counts(blocks, live, table_entries),
@@ -25,6 +25,7 @@ def check_pool(blocks: BlockPool, live: Live, table_entries: int) -> list[str]:
         *_check_sums(blocks),
         *_check_index(blocks),
         *_check_victims(blocks),
+        *_check_pins(blocks, live, promised_pins),
         *_check_tenants(blocks, live),
         *_check_sequences(blocks, live),
     ]
@@ -132,6 +133,12 @@ def _check_tree(blocks: BlockPool, owners: Mapping[bytes, int]) -> list[str]:
         orphans = {parent for parent in parents if parent and parent not in owners}
         wrong += [f"a block follows {_shown(parent)}, which the index does not have" for parent in orphans]
     expected[NULL_BLOCK] = 0
+    counts = blocks.counts
+    wrong += [
+        f"block {block} is held, but the one before it is not"
+        for block, parent in zip(owners.values(), parents, strict=True)
+        if counts[block] and parent and not counts[owners.get(parent, NULL_BLOCK)]
+    ]
     if expected != index.children:
         wrong += [
             f"block {block} has {expected[block]} children in the index, but {index.children[block]} are counted"
@@ -153,16 +160,37 @@ def _check_victims(blocks: BlockPool) -> list[str]:
         f"but is {'not offered' if block in leaves else 'held, pinned, or continued by others'}"
         for block in leaves ^ victims
     ]
-    idle = sum([1 for block in pinned if not counts[block]])
-    if idle != blocks.pins.idle:
-        wrong.append(f"{idle} pinned blocks are cached, but {blocks.pins.idle} are counted")
-    strangers = [block for block in [*pinned, *blocks.priorities] if not blocks.index.names[block]]
-    wrong += [f"block {block} is pinned or has a priority, but nobody can find it" for block in strangers]
     for tenant in blocks.tenants.everyone():
         if tenant.victims is not None:
             own = {block for block in leaves if blocks.tenants.owner(block) is tenant}
             if own != set(tenant.victims.members()):
                 wrong.append(f"a tenant of {tenant.used} blocks has other victims than its leaves")
+    return wrong
+
+
+def _check_pins(blocks: BlockPool, live: Live, promised_pins: int) -> list[str]:
+    """Marks are on findable blocks and pins on whole chains; and pinned blocks that are cached are counted."""
+    counts, index, pinned = blocks.counts, blocks.index, blocks.pins.until
+    idle = [block for block in pinned if not counts[block]]
+    wrong: list[str] = []
+    if len(idle) != blocks.pins.idle:
+        wrong.append(f"{len(idle)} pinned blocks are cached, but {blocks.pins.idle} are counted")
+    strangers = [block for block in [*pinned, *blocks.priorities] if index.owner(index.names[block]) != block]
+    wrong += [f"block {block} is pinned or has a priority, but nobody can find it" for block in strangers]
+    wrong += [
+        f"block {block} is pinned, but the one before it is not"
+        for block in pinned
+        if index.parent(block) and index.owner(index.parent(block)) not in pinned
+    ]
+    by_tenant = Counter([blocks.tenants.owner(block) for block in idle])
+    wrong += [
+        f"a tenant has {by_tenant[tenant]} pinned blocks that are cached, but {tenant.pinned} are counted"
+        for tenant in blocks.tenants.everyone()
+        if by_tenant[tenant] != tenant.pinned
+    ]
+    promised = sum([sequence.pinned_blocks for sequence in live.values()])
+    if promised != promised_pins:
+        wrong.append(f"sequences will pin {promised} blocks, but {promised_pins} are counted")
     return wrong
 
 
@@ -204,8 +232,11 @@ def _check_sequences(blocks: BlockPool, live: Live) -> list[str]:
         sequence.chain.compute(full)
         if [names[block] for block in sequence.blocks[:full]] != sequence.chain.names[:full]:
             wrong.append(f"a full block of sequence {sequence_id!r} is not published under its hash")
-        short = [block for block in sequence.blocks[full : sequence.computed // size] if blocks.stored(block) != size]
-        wrong += [f"block {block} of sequence {sequence_id!r} is computed, but not full" for block in short]
+        wrong += [
+            f"block {sequence.blocks[index]} of sequence {sequence_id!r} stores less than what is computed"
+            for index in range(full, min(len(sequence.blocks), -(-sequence.computed // size)))
+            if blocks.stored(sequence.blocks[index]) < min(size, sequence.computed - index * size)
+        ]
     return wrong
 
 

@@ -124,6 +124,11 @@ class HashChain:
     def scope(self) -> CacheScope:
         return self._scope
 
+    @property
+    def names_may_collide(self) -> bool:
+        """Whether somebody can find two contents of one name."""
+        return self._algorithm is HashAlgorithm.XXH3
+
     def name(self, block_index: int) -> bytes:
         """The name of the full block at `block_index`."""
         if len(self.names) <= block_index:

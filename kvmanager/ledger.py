@@ -151,7 +151,7 @@ class Ledger:
 
     def check(self) -> CheckReport:
         """Recomputes everything that is derived and compares; O(blocks + table entries)."""
-        violations = check_pool(self.block_pool, self.live, self.table_entries)
+        violations = check_pool(self.block_pool, self.live, self.table_entries, self.promised_pins)
         return CheckReport(tuple(violations), self.spec.num_blocks, len(self.live))
 
     def imbalance(self) -> int:

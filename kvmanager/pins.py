@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+_SLACK: Final = 64
 
 
 class Pins:
@@ -20,6 +23,9 @@ class Pins:
         if until > self.until.get(block, 0.0):
             self.until[block] = until
             heappush(self._ends, (until, block))
+            if len(self._ends) > 2 * len(self.until) + _SLACK:
+                self._ends = [(end, pinned) for pinned, end in self.until.items()]
+                heapify(self._ends)
 
     def unpin(self, block: int) -> None:
         """Forgets the pin of a block, if it has one."""

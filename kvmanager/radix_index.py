@@ -122,7 +122,7 @@ class RadixIndex(PrefixIndex):
 
     def _stands(self, block: int, parent: bytes) -> bool:
         node = self._nodes[block]
-        above = self._nodes[self._owners[parent]] if parent else self._root
+        above = self._nodes[self.owner(parent)] if parent else self._root
         if node is None or above is None or node.block != block or node.parent is not above:
             return False
         return above.find(node.content) is node and len(node.nodes) == self.children[block]
