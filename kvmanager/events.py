@@ -11,6 +11,9 @@ from typing import NamedTuple
 MAX_EVENTS = 10_000
 """Events kept for replay; a consumer that is further behind takes a snapshot."""
 
+MAX_KEPT_NAMES = 1 << 20
+"""Names in those events, some 64 MiB, whichever is reached first."""
+
 MAX_NAMES = 4096
 """Names in one event, 128 KiB: what a verb does to more is told in several."""
 
@@ -40,12 +43,18 @@ class IndexEvent(NamedTuple):
 
 
 class EventLog:
-    """The latest events, `kept` of them. `on_event` is called after each; it must not raise."""
+    """The latest events: `kept` of them at most, with `kept_names` names at most.
 
-    __slots__ = ("_events", "_last", "adapters", "on_event")
+    `on_event` is called after each; it must not raise.
+    """
 
-    def __init__(self, kept: int = MAX_EVENTS) -> None:
-        self._events: deque[IndexEvent] = deque(maxlen=kept)
+    __slots__ = ("_events", "_kept", "_kept_names", "_last", "_names", "adapters", "on_event")
+
+    def __init__(self, kept: int = MAX_EVENTS, kept_names: int = MAX_KEPT_NAMES) -> None:
+        self._events: deque[IndexEvent] = deque()
+        self._kept = kept
+        self._kept_names = kept_names
+        self._names = 0
         self._last = 0
         self.adapters: dict[bytes, tuple[str, str]] = {}
         """The adapter of each chain that has one, by its first name."""
@@ -86,7 +95,11 @@ class EventLog:
         return list(islice(self._events, number - first, None))
 
     def _add(self, event: IndexEvent) -> None:
+        events = self._events
+        events.append(event)
         self._last = event.number
-        self._events.append(event)
+        self._names += len(event.names)
+        while len(events) > self._kept or self._names > self._kept_names:
+            self._names -= len(events.popleft().names)
         if self.on_event is not None:
             self.on_event()

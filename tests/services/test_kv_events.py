@@ -550,6 +550,19 @@ def test_no_event_has_more_names_than_a_message_can_hold(running: RunningKvManag
     assert consumer.number == running.manager.events("default").last_number
 
 
+def test_the_log_is_bounded_in_names_too() -> None:
+    log = EventLog(kept=100, kept_names=5)
+    for first in range(0, 12, 2):
+        log.stored((bytes([first]), bytes([first + 1])), b"", "", "")
+    assert log.since(4) is None
+    assert [event.number for event in log.since(5) or ()] == [5, 6]
+    # An event of more names than the log keeps is forgotten at once: watchers take a snapshot in its place.
+    log.removed(tuple(bytes([name]) for name in range(6)))
+    assert (log.last_number, log.since(7), log.since(8)) == (7, None, [])
+    log.cleared()
+    assert [event.number for event in log.since(8) or ()] == [8]
+
+
 def test_the_log_tells_what_it_no_longer_has() -> None:
     log = EventLog(kept=2)
     assert log.since(1) == []
