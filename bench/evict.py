@@ -13,7 +13,7 @@ import json
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +26,7 @@ from kvmanager.types import Append, EvictionKind, PoolSpec
 BLOCK_SIZE = 16
 
 
-class Policy(str, Enum):
+class Policy(StrEnum):
     """The eviction policies of the books; `default` is the one that a pool has when nobody says."""
 
     DEFAULT = "default"
