@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Seq
 
-from kvmanager.errors import InvalidArgument, NeverFits, NotOwner, PinsExhausted, PoolShort, SequenceExists
+from kvmanager.errors import InvalidArgument, NeverFits, NotOwner, PinsExhausted, PoolShort, QuotaShort, SequenceExists
 from kvmanager.ledger import Ledger
 from kvmanager.sequence import Sequence
 from kvmanager.tenants import Tenant
@@ -61,7 +61,7 @@ class Requests(Ledger):
         """Refuses when the tenant's quota leaves less than `needed` blocks now."""
         if tenant.quota and needed > tenant.room:
             self.totals.allocation_failures += 1
-            raise PoolShort(
+            raise QuotaShort(
                 f"{needed} blocks are needed, and the salt's quota of {tenant.quota} leaves {tenant.room} beside the "
                 f"{tenant.held} held and {tenant.pinned} pinned ones; retry when its sequences have ended",
                 needed_blocks=needed,

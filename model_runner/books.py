@@ -13,6 +13,7 @@ SEQUENCE_EXISTS = "SEQUENCE_EXISTS"
 INVALID_ARGUMENT = "INVALID_ARGUMENT"
 NEVER_FITS = "NEVER_FITS"
 PINS_EXHAUSTED = "PINS_EXHAUSTED"
+QUOTA_SHORT = "QUOTA_SHORT"
 
 
 class BooksUnreachable(Exception):
@@ -22,7 +23,8 @@ class BooksUnreachable(Exception):
 class BooksRefused(Exception):
     """The KV manager refuses and says why: other facts of the pool, or what a client or this program asked for.
 
-    reason: the KV manager's word for it, such as SEQUENCE_EXISTS.
+    reason: the KV manager's word for it, such as SEQUENCE_EXISTS. QUOTA_SHORT is for the moment: the pool has room, but
+    not the tenant.
     """
 
     def __init__(self, sentence: str, reason: str = "") -> None:

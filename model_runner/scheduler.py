@@ -3,7 +3,7 @@
 There are no phases. Each running sequence gets its one next token first; what is left of the budget goes to prompts,
 oldest first, in chunks. Blocks come from the books: once per block for a running sequence, all at once for a prompt.
 When they run out, the sequence that was admitted last gives its blocks up and is computed again later, before anybody
-who has not been admitted yet.
+who has not been admitted yet. When only a tenant's quota has run out, that tenant alone waits and gives up blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from model_runner.books import NEVER_FITS, PINS_EXHAUSTED, BlockGrant, BooksRefused, CopyOrder, KvBooks
+from model_runner.books import (
+    NEVER_FITS,
+    PINS_EXHAUSTED,
+    QUOTA_SHORT,
+    BlockGrant,
+    BooksRefused,
+    CopyOrder,
+    KvBooks,
+)
 from model_runner.sequence import Sequence
 
 
@@ -58,6 +66,9 @@ class StepPlan:
     prefill_tokens: int = 0
 
 
+_OF_A_TENANT = (NEVER_FITS, QUOTA_SHORT)
+"""Why a growth is refused that has to do with one tenant's quota."""
+
 STEPS_BETWEEN_TRIES = 32
 """Between two tries to admit the first in line while no block of ours has come back."""
 
@@ -78,6 +89,8 @@ class Scheduler:
         self._steps_refused = 0
         self._admission_failed = False
         """The books refused the first in line, and no block has come back since."""
+        self._over_quota: set[str] = set()
+        """Salts whose quota has no room; others need not wait behind them."""
 
     def add(self, sequence: Sequence) -> None:
         """Puts a new sequence at the end of the line."""
@@ -106,10 +119,10 @@ class Scheduler:
 
     def finish(self, sequences: list[Sequence]) -> None:
         """Ends sequences, running or waiting, and gives back what they hold, computed tokens committed."""
-        holders = [sequence for sequence in sequences if sequence.block_table]
+        holders = _holders(sequences)
         self._remove(sequences)
         if holders:
-            self._admission_failed = False
+            self._note_room()
             self._books.free([sequence.update() for sequence in holders])
 
     def drop(self, sequences: list[Sequence]) -> None:
@@ -122,7 +135,7 @@ class Scheduler:
             sequence.lose_blocks()
             self.waiting.appendleft(sequence)
         self.running.clear()
-        self._admission_failed = False
+        self._note_room()
 
     def _grow(self, plan: StepPlan) -> None:
         """Tells the books what was computed and gets room for the next token of each running sequence."""
@@ -131,66 +144,97 @@ class Scheduler:
             try:
                 grants = self._books.append([sequence.update() for sequence in due])
             except BooksRefused as error:
-                if error.reason != NEVER_FITS:
+                if error.reason not in _OF_A_TENANT:
                     raise
-                # One of them outgrows the quota of its salt; the others must not suffer for it.
                 due = self._grow_one_by_one(due, plan)
                 continue
             if grants is not None:
                 _apply(grants, due, plan)
                 return
-            victim = self._preempt()
-            plan.preemptions += 1
-            due = [sequence for sequence in due if sequence is not victim]
+            self._preempt(self.running[-1], plan)
+            due = _holders(due)
 
     def _grow_one_by_one(self, due: list[Sequence], plan: StepPlan) -> list[Sequence]:
-        """Grows those that it can, and finds out who can never grow; returns those for whom the pool is too full."""
-        short: list[Sequence] = []
+        """For when a quota refuses a growth of them all: only who has that quota pays for it.
+
+        Returns those who must ask again.
+        """
+        again: list[Sequence] = []
         for sequence in due:
+            if not sequence.block_table:
+                continue
             try:
                 grants = self._books.append([sequence.update()])
             except BooksRefused as error:
-                self.refused.append((sequence, error))
+                if error.reason == QUOTA_SHORT:
+                    again.append(sequence)
+                    self._preempt(self._last_of(sequence.live.request.cache_salt), plan)
+                elif error.reason == NEVER_FITS:
+                    self.refused.append((sequence, error))
+                else:
+                    raise
                 continue
             if grants is None:
-                short.append(sequence)
+                again.append(sequence)
             else:
                 _apply(grants, [sequence], plan)
-        return short
+        return _holders(again)
 
-    def _preempt(self) -> Sequence:
-        """Takes the blocks of the sequence admitted last; it comes back before those never admitted."""
-        victim = self.running[-1]
+    def _last_of(self, salt: str) -> Sequence:
+        return next(each for each in reversed(self.running) if each.live.request.cache_salt == salt)
+
+    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
+        """Takes the blocks of a sequence; it comes back before those never admitted."""
         self._books.free([victim.update()], preempted=True)
-        self.running.pop()
+        self.running.remove(victim)
         victim.lose_blocks()
         victim.live.preemptions += 1
+        plan.preemptions += 1
         self.waiting.appendleft(victim)
-        self._admission_failed = False
-        return victim
+        self._note_room()
 
     def _admit(self, plan: StepPlan) -> None:
-        """Lets sequences in from the front of the line, until one has to wait."""
+        """Lets sequences in from the front of the line, until one has to wait for more than its own tenant."""
         # A try costs a round trip: it waits until blocks of ours come back, and only now and then asks for others'.
-        self._steps_refused = self._steps_refused + 1 if self._admission_failed else 0
-        if self._steps_refused % STEPS_BETWEEN_TRIES and self.running:
+        held_up = self._admission_failed or self._over_quota
+        self._steps_refused = self._steps_refused + 1 if held_up else 0
+        if not self._steps_refused % STEPS_BETWEEN_TRIES or not self.running:
+            self._over_quota.clear()
+        elif self._admission_failed:
             return
         chunk = self._limits.chunk
         budget = self._limits.max_batched_tokens - sum(min(sequence.pending, chunk) for sequence in self.running)
         slots = self._limits.slots - sum(_slots(sequence) for sequence in self.running)
-        while self.waiting and budget > 0 and _slots(self.waiting[0]) <= slots:
-            sequence = self.waiting[0]
-            try:
-                self._admission_failed = not self._allocate(sequence, plan)
-            except BooksRefused as error:
+        passed: list[Sequence] = []
+        try:
+            while self.waiting and budget > 0 and _slots(self.waiting[0]) <= slots:
+                sequence = self.waiting[0]
+                if sequence.live.request.cache_salt in self._over_quota:
+                    passed.append(self.waiting.popleft())
+                    continue
+                if not self._try(sequence, plan):
+                    if self._admission_failed:
+                        return
+                    continue
+                self.running.append(self.waiting.popleft())
+                budget -= min(sequence.pending, chunk)
+                slots -= _slots(sequence)
+        finally:
+            self.waiting.extendleft(reversed(passed))
+
+    def _try(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Asks the books to admit the first in line, and notes why they don't."""
+        try:
+            admitted = self._allocate(sequence, plan)
+        except BooksRefused as error:
+            self._admission_failed = False
+            if error.reason == QUOTA_SHORT:
+                self._over_quota.add(sequence.live.request.cache_salt)
+            else:
                 self.refused.append((self.waiting.popleft(), error))
-                self._admission_failed = False
-                continue
-            if self._admission_failed:
-                return
-            self.running.append(self.waiting.popleft())
-            budget -= min(sequence.pending, chunk)
-            slots -= _slots(sequence)
+            return False
+        self._admission_failed = not admitted
+        return admitted
 
     def _allocate(self, sequence: Sequence, plan: StepPlan) -> bool:
         # Each running sequence will soon need a block: an admission that takes the last ones would be undone by them.
@@ -227,13 +271,22 @@ class Scheduler:
             plan.prefill_tokens += count
             budget -= count
 
+    def _note_room(self) -> None:
+        """Whoever waits may have better luck now."""
+        self._admission_failed = False
+        self._over_quota.clear()
+
     def _remove(self, sequences: list[Sequence]) -> None:
         gone = set(map(id, sequences))
         self.running = [sequence for sequence in self.running if id(sequence) not in gone]
         if any(not sequence.block_table for sequence in sequences):
             # It may have been the first in line, who held up the others.
-            self._admission_failed = False
+            self._note_room()
             self.waiting = deque(sequence for sequence in self.waiting if id(sequence) not in gone)
+
+
+def _holders(sequences: list[Sequence]) -> list[Sequence]:
+    return [sequence for sequence in sequences if sequence.block_table]
 
 
 def _apply(grants: list[BlockGrant], due: list[Sequence], plan: StepPlan) -> None:

@@ -59,20 +59,16 @@ class InProcessBooks:
                 resumed=request.resumed,
                 caller=self._epoch,
             )
-        except PoolShort:
-            return None
         except KvError as error:
-            _refuse(error)
+            return _unless_short(error)
         return Admission(allocation.block_ids, allocation.cached_tokens, _copies(allocation.copies))
 
     def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
         """Commits and grows all of the sequences; None while the pool is too full for all."""
         try:
             grants = self._pool().append(_appends(updates), caller=self._epoch)
-        except PoolShort:
-            return None
         except KvError as error:
-            _refuse(error)
+            return _unless_short(error)
         return [_grant(each) for each in grants]
 
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
@@ -108,6 +104,12 @@ class InProcessBooks:
         if self._opened is None:
             raise BooksLost(f"Pool {self._pool_id!r} was never opened.")
         return self._manager.pool(self._pool_id, self._opened[1])
+
+
+def _unless_short(error: KvError) -> None:
+    """Nothing for a pool that is too full; anything else is raised, a quota that is too full as well."""
+    if error.reason != PoolShort.reason:
+        _refuse(error)
 
 
 def _refuse(error: KvError) -> NoReturn:

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from kvmanager import KvManager
-from kvmanager.types import EvictionKind, HashAlgorithm, IndexKind
+from kvmanager.types import Append, CacheScope, EvictionKind, HashAlgorithm, IndexKind
 from model_runner.engine_types import Failure, FailureKind
 from model_runner.request import Retention, SamplingParams
 from services.cache_options import CacheOptions
@@ -194,3 +194,36 @@ class TestRefusals:
             assert harness.tokens("other") == answer(prompt_of(6), 40)
             harness.submit("small", prompt_of(6, 1), 4, cache_salt="s")
             assert harness.tokens("small") == answer(prompt_of(6, 1), 4)
+
+
+class TestQuotas:
+    """A tenant's quota is that tenant's affair."""
+
+    def test_who_has_no_room_in_it_gives_up_its_own_blocks(self) -> None:
+        with Harness(num_blocks=65) as harness:
+            # Before any engine's step: the pool must be open.
+            harness.submit("first", [1], 1)
+            harness.wait("first")
+            harness.pool.set_quota("s", 6)
+            for number in range(3):
+                harness.submit(f"other {number}", prompt_of(6, number), 30)
+                harness.submit(f"tenant {number}", prompt_of(6, 10 + number), 15, cache_salt="s")
+            for number in range(3):
+                assert harness.tokens(f"other {number}") == answer(prompt_of(6, number), 30)
+                assert harness.tokens(f"tenant {number}") == answer(prompt_of(6, 10 + number), 15)
+                assert harness.last(f"other {number}").usage.preemptions == 0
+            preempted = [harness.last(f"tenant {number}").usage.preemptions for number in range(3)]
+            assert sum(preempted) > 0
+
+    def test_nobody_waits_behind_it(self) -> None:
+        with Harness(num_blocks=65) as harness:
+            harness.submit("first", [1], 1)
+            harness.wait("first")
+            harness.pool.set_quota("s", 4)
+            harness.pool.allocate("elsewhere", prompt_of(16), scope=CacheScope(salt="s"))
+            harness.submit("waits", prompt_of(9, 1), 1, cache_salt="s")
+            harness.submit("other", prompt_of(9, 2), 3)
+            assert harness.tokens("other") == answer(prompt_of(9, 2), 3)
+            assert [view.request_id for view in harness.engine.requests()] == ["waits"]
+            harness.pool.free([Append("elsewhere")])
+            assert harness.tokens("waits") == answer(prompt_of(9, 1), 1)

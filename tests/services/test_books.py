@@ -18,7 +18,9 @@ from kvmanager.pool import Pool
 from kvmanager.types import EvictionKind, HashAlgorithm, IndexKind
 from model_runner.books import (
     INVALID_ARGUMENT,
+    NEVER_FITS,
     PINS_EXHAUSTED,
+    QUOTA_SHORT,
     Admission,
     AllocationRequest,
     BlockGrant,
@@ -177,6 +179,18 @@ def test_a_pinned_prompt_stays_and_too_many_pins_have_a_reason_of_their_own(benc
     books.free([SequenceUpdate("a", [], 12)])
     assert bench.pool.occupancy().pinned_blocks == 3
     assert allocate(books, "b", range(100, 121)) is None, "6 blocks with 3 of 8 pinned"
+
+
+def test_a_full_quota_is_told_from_a_full_pool(bench: Bench) -> None:
+    books = bench.opened()
+    bench.pool.set_quota("s", 2)
+    allocate(books, "a", range(8), cache_salt="s")
+    with pytest.raises(BooksRefused, match="1 blocks are needed, and the salt's quota of 2 leaves 0") as caught:
+        allocate(books, "b", range(4), cache_salt="s")
+    assert caught.value.reason == QUOTA_SHORT
+    with pytest.raises(BooksRefused, match="the quota of its salt is 2 usable") as caught:
+        books.append([SequenceUpdate("a", [1], 8)])
+    assert caught.value.reason == NEVER_FITS
 
 
 def test_who_is_preempted_pins_nothing_yet(bench: Bench) -> None:
