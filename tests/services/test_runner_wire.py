@@ -1,0 +1,70 @@
+"""A request on its way to the engine, and the engine's failures on their way back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from octavo.runner.v1 import model_runner_pb2 as pb
+
+from model_runner.engine_types import Failure, FailureKind
+from model_runner.request import NO_RETENTION, Retention
+from services.client import generate_request
+from services.errors import to_status
+from services.runner_errors import runner_failure
+from services.runner_wire import field_path, read_request
+from services.streams import Stream
+
+
+def test_what_is_to_be_kept_arrives() -> None:
+    message = generate_request([1], priority=7, pin_seconds=0.5, cache_salt="s")
+    assert read_request(message, "r", [1]).retention == Retention(7, 0.5)
+    assert read_request(generate_request([1], pin_seconds=60), "r", [1]).retention == Retention(0, 60.0)
+    assert field_path(message, "pin_seconds") == "retention.pin_seconds"
+
+
+def test_what_is_not_asked_for_is_not_sent() -> None:
+    message = generate_request([1], cache_salt="s")
+    assert not message.HasField("retention")
+    assert read_request(message, "r", [1]).retention == NO_RETENTION
+
+
+@pytest.mark.parametrize("options", [{"priority": 2**31}, {"priority": 0.5}, {"pin_seconds": "long"}])
+def test_what_no_message_can_carry(options: dict[str, object]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        generate_request([1], **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "reason"),
+    [
+        (FailureKind.ENGINE, grpc.StatusCode.INTERNAL, "ENGINE_FAILED"),
+        (FailureKind.ELSEWHERE, grpc.StatusCode.UNAVAILABLE, "NOT_READY"),
+        (FailureKind.NAME_TAKEN, grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
+        (FailureKind.REQUEST, grpc.StatusCode.INVALID_ARGUMENT, "REFUSED_BY_KV_MANAGER"),
+        (FailureKind.PINS_EXHAUSTED, grpc.StatusCode.RESOURCE_EXHAUSTED, "PINS_EXHAUSTED"),
+    ],
+)
+def test_each_failure_has_a_status_and_a_reason(kind: FailureKind, code: grpc.StatusCode, reason: str) -> None:
+    async def raised() -> Exception:
+        stream = Stream("r")
+        stream.put(Failure("r", "It is so.", kind))
+        assert stream.ended
+        with pytest.raises(Exception, match="It is so") as caught:
+            async for _ in stream:
+                pass
+        return caught.value
+
+    failure = runner_failure(asyncio.run(raised()))
+    assert failure is not None
+    assert (failure.code, failure.sentence, failure.reason) == (code, "It is so.", reason)
+    info = error_details_pb2.ErrorInfo()
+    assert to_status(failure).details[0].Unpack(info)
+    assert (info.reason, info.domain) == (reason, pb.DESCRIPTOR.package)
+
+
+def test_every_kind_of_failure_has_a_status() -> None:
+    parametrized = test_each_failure_has_a_status_and_a_reason.pytestmark[0].args[1]
+    assert {kind for kind, _, _ in parametrized} == set(FailureKind)
