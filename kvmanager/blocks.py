@@ -5,48 +5,27 @@
     held   --release--> cached  it is published, so that a later prompt can hit it
     held   --release--> free    nobody could find it: a partial tail, or equal to a block that others hold
 
-A cached block may be given up once no published block continues it: leaves first, whatever the policy. The verbs here
-trust their caller for capacity; the pool checks it before it changes anything.
+The verbs here trust their caller for capacity; the pool checks it before it changes anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from kvmanager.cached_blocks import CachedBlocks
 from kvmanager.errors import BrokenBooks
 from kvmanager.events import EventLog
 from kvmanager.hashing import HashChain
-from kvmanager.pins import Pins
 from kvmanager.policy import EvictionPolicy
-from kvmanager.prefix_index import NO_BLOCK, NO_NAME, PrefixIndex
-from kvmanager.tenants import Tenant, Tenants
-from kvmanager.types import NULL_BLOCK, Totals
-from kvmanager.victims import Victims
+from kvmanager.prefix_index import NO_NAME, PrefixIndex
+from kvmanager.tenants import Tenant
+from kvmanager.types import Totals
 
 
-class BlockPool:
-    """Counts, the free blocks, the cached ones in the order they are given up, and the prefix index of one pool."""
+class BlockPool(CachedBlocks):
+    """The blocks of one pool and their holders: taken, shared, stored, published and released."""
 
-    __slots__ = (
-        "block_size",
-        "cached",
-        "counts",
-        "events",
-        "free",
-        "held",
-        "index",
-        "partial",
-        "pins",
-        "policy",
-        "priorities",
-        "references",
-        "shared",
-        "stored_tokens",
-        "tenants",
-        "totals",
-        "usable",
-        "victims",
-    )
+    __slots__ = ("block_size", "held", "partial", "references", "shared", "stored_tokens", "usable")
 
     def __init__(
         self,
@@ -57,35 +36,16 @@ class BlockPool:
         totals: Totals,
         events: EventLog,
     ) -> None:
+        super().__init__(num_blocks, policy, index, totals, events)
         self.usable = num_blocks - 1
         self.block_size = block_size
-        self.counts: list[int] = [0] * num_blocks
         self.partial: dict[int, int] = {}
         """Tokens whose K/V is in each held block that has no name, where there are any; one with a name is full."""
-        self.free: list[int] = list(range(num_blocks - 1, NULL_BLOCK, -1))
-        """A stack: the block given back last is taken first."""
-        self.index = index
-        self.policy = policy
-        self.victims = Victims()
-        self.priorities: dict[int, int] = {}
-        """Of the cached and held blocks that have one above 0."""
-        self.pins = Pins()
-        self.tenants = Tenants()
-        self.totals = totals
-        self.events = events
         # Derived, each kept beside what it derives from; check() recomputes them.
-        self.cached = 0
         self.held = 0
         self.shared = 0
         self.references = 0
         self.stored_tokens = 0
-
-    @property
-    def available(self) -> int:
-        """Blocks that can be taken now."""
-        return len(self.free) + self.cached - self.pins.idle
-
-    # Verbs.
 
     def take(self, count: int, tenant: Tenant) -> list[int]:
         """Fresh blocks for one holder each; gives up cached blocks when too few are free, or the quota asks for it."""
@@ -126,6 +86,9 @@ class BlockPool:
         self.references += times * len(blocks)
         if woken:
             self._wake(woken)
+            self.held += len(woken)
+            self.stored_tokens += len(woken) * self.block_size
+            self.totals.reused_blocks += len(woken)
 
     def release(self, blocks: list[int]) -> None:
         """One holder less for each; last of a chain first, none twice.
@@ -236,97 +199,6 @@ class BlockPool:
         self.events.cleared()
         return len(forgotten)
 
-    def remove(self, block: int) -> None:
-        """Frees a cached block that no published block continues."""
-        tenant = self.tenants.owner(block)
-        self._retract(block)
-        if block in self.pins.until:
-            self.pins.idle -= 1
-            tenant.pinned -= 1
-        self.events.removed((self.index.names[block],))
-        self.policy.forget(block)
-        self._offer_leaf(self._give_up(block, tenant))
-        self.totals.removed_blocks += 1
-
-    def retain(self, blocks: list[int], priority: int, pinned_blocks: int, until: float) -> None:
-        """Keeps what the published ones of `blocks` hold: their priority, and a pin on the first `pinned_blocks`."""
-        for index, block in enumerate(blocks):
-            if not self.index.names[block]:
-                break
-            owner = self.index.owner(self.index.names[block])
-            if priority > self.priorities.get(owner, 0):
-                self.priorities[owner] = priority
-            if index < pinned_blocks:
-                self.pins.pin(owner, until)
-
-    def expire_pins(self, now: float) -> None:
-        """Lets go of the pins that have run out at `now`, in seconds of the pool's clock."""
-        for block in self.pins.expire(now):
-            if not self.counts[block]:
-                self.pins.idle -= 1
-                self.tenants.owner(block).pinned -= 1
-                self._offer_leaf(block)
-
-    def apply_quota(self, tenant: Tenant) -> None:
-        """Lets a tenant's own order of victims follow its quota; O(candidates)."""
-        tenant.victims = Victims() if tenant.quota else None
-        if tenant.victims is not None:
-            for block in self.victims:
-                if self.tenants.owner(block) is tenant:
-                    tenant.victims.offer(block, self.priorities.get(block, 0), self.policy.rank(block))
-
-    # Changes of state.
-
-    def _evict(self, count: int, victims: Victims) -> None:
-        """Gives up `count` blocks. A parent that is now the first to go follows at once, without a turn in the heap."""
-        index, policy, counts, pinned = self.index, self.policy, self.counts, self.pins.until
-        of_block, base, priorities = self.tenants.of_block, self.tenants.base, self.priorities
-        removed: list[bytes] = []
-        block = NO_BLOCK
-        for _ in range(count):
-            block = block or self._pop_victim(victims)
-            name = index.names[block]
-            removed.append(name)
-            policy.evicted(block, name)
-            parent = index.withdraw_leaf(block)
-            tenant = of_block.pop(block, base) if of_block else base
-            tenant.used -= 1
-            tenant.cached -= 1
-            self.free.append(block)
-            if priorities:
-                priorities.pop(block, None)
-            block = NO_BLOCK
-            if not parent or counts[parent] or index.children[parent] or parent in pinned:
-                continue
-            rank = policy.rank(parent)
-            priority = priorities.get(parent, 0) if priorities else 0
-            if tenant.victims is None and victims.comes_first(parent, priority, rank):
-                block = parent
-            else:
-                self._enter(parent, priority, rank, tenant)
-        if block:
-            self._offer_leaf(block)
-        self.cached -= count
-        self.totals.evicted_blocks += count
-        self.events.removed(tuple(removed))
-
-    def _pop_victim(self, victims: Victims) -> int:
-        """Takes the first of one order of victims, and out of the other one if it is in two."""
-        block = victims.pop()
-        tenant = self.tenants.owner(block)
-        if tenant.victims is not None:
-            other = self.victims if victims is tenant.victims else tenant.victims
-            other.retract(block)
-        return block
-
-    def _give_up(self, block: int, tenant: Tenant) -> int:
-        """Frees a cached leaf that is no victim any more. Returns the owner of its parent's name, NO_BLOCK for none."""
-        parent = self.index.withdraw_leaf(block)
-        self.cached -= 1
-        tenant.cached -= 1
-        self._to_free(block)
-        return parent
-
     def _let_go(self, idle: list[int]) -> None:
         """Blocks that lost their last holder become cached, or free when nobody could find them."""
         names = self.index.names
@@ -352,43 +224,6 @@ class BlockPool:
             return
         self.free += blocks
         self.tenants.base.used -= len(blocks)
-
-    def _cache(self, blocks: list[int]) -> None:
-        """Published blocks that nobody holds any more."""
-        self.cached += len(blocks)
-        if self.tenants.of_block or self.pins.until:
-            for block in blocks:
-                tenant = self.tenants.owner(block)
-                tenant.cached += 1
-                if block in self.pins.until:
-                    self.pins.idle += 1
-                    tenant.pinned += 1
-        else:
-            self.tenants.base.cached += len(blocks)
-        self.policy.release(blocks)
-        children = self.index.children
-        for block in [block for block in blocks if not children[block]]:
-            self._offer_leaf(block)
-
-    def _wake(self, woken: list[int]) -> None:
-        """Cached blocks that are held from now on."""
-        self.held += len(woken)
-        self.cached -= len(woken)
-        self.stored_tokens += len(woken) * self.block_size
-        self.totals.reused_blocks += len(woken)
-        children = self.index.children
-        for block in woken:
-            if not children[block]:
-                self._retract(block)
-        if not self.tenants.of_block and not self.pins.until:
-            self.tenants.base.cached -= len(woken)
-            return
-        for block in woken:
-            tenant = self.tenants.owner(block)
-            tenant.cached -= 1
-            if block in self.pins.until:
-                self.pins.idle -= 1
-                tenant.pinned -= 1
 
     def _end_of_new(self, names: list[bytes], first: int, last: int) -> int:
         """The index behind the run of names, from a new one on, that nothing else has."""
@@ -429,65 +264,3 @@ class BlockPool:
             self._replace(owner, block, chain, index)
         self._stored_whole([block])
         self.policy.store(block, chain.names[index], index)
-
-    def _replace(self, owner: int, block: int, chain: HashChain, index: int) -> None:
-        tenant = self.tenants.owner(owner)
-        self._retract(owner)
-        self.index.replace(owner, block, chain, index)
-        self.policy.forget(owner)
-        if owner in self.pins.until:
-            self.pins.idle -= 1
-            tenant.pinned -= 1
-        self._move_marks(owner, block)
-        self.cached -= 1
-        tenant.cached -= 1
-        self._to_free(owner)
-
-    def _free_duplicate(self, block: int) -> bool:
-        """Frees a block whose content another held one has too; what was promised for it goes on to that one. False."""
-        name = self.index.names[block]
-        self.index.withdraw(block)
-        self.policy.forget(block)
-        self._move_marks(block, self.index.owner(name))
-        self._to_free(block)
-        return False
-
-    def _to_free(self, block: int) -> None:
-        self.free.append(block)
-        if self.tenants.of_block:
-            self.tenants.of_block.pop(block, self.tenants.base).used -= 1
-        else:
-            self.tenants.base.used -= 1
-        if self.priorities or self.pins.until:
-            self._drop_marks(block)
-
-    def _offer_leaf(self, block: int) -> None:
-        """Offers a block as a victim if it is cached, unpinned and continued by nothing. NO_BLOCK is none."""
-        if not block or self.counts[block] or self.index.children[block] or block in self.pins.until:
-            return
-        priority = self.priorities.get(block, 0) if self.priorities else 0
-        self._enter(block, priority, self.policy.rank(block), self.tenants.owner(block))
-
-    def _enter(self, block: int, priority: int, rank: int, tenant: Tenant) -> None:
-        """Enters a block that may go into the orders of victims that it belongs to."""
-        self.victims.offer(block, priority, rank)
-        if tenant.victims is not None:
-            tenant.victims.offer(block, priority, rank)
-
-    def _retract(self, block: int) -> None:
-        self.victims.retract(block)
-        tenant = self.tenants.owner(block)
-        if tenant.victims is not None:
-            tenant.victims.retract(block)
-
-    def _move_marks(self, block: int, heir: int) -> None:
-        """Gives the heir of a name what was promised for the block that had it."""
-        if block in self.priorities:
-            self.priorities[heir] = max(self.priorities.pop(block), self.priorities.get(heir, 0))
-        if block in self.pins.until:
-            self.pins.pin(heir, self.pins.until[block])
-            self.pins.unpin(block)
-
-    def _drop_marks(self, block: int) -> None:
-        self.priorities.pop(block, None)
-        self.pins.unpin(block)
