@@ -170,8 +170,16 @@ class TestRefusals:
             harness.submit("large", prompt_of(30, 1), 1)
             assert harness.tokens("large") == answer(prompt_of(30, 1), 1)
 
-    def test_pinned_prompts_that_are_preempted_pin_when_they_end(self) -> None:
-        """Pins that began while a request waits to come back would keep it, and all behind it, from coming back."""
+    def test_who_is_preempted_makes_room_although_it_will_pin(self) -> None:
+        """12 usable blocks: the first needs all of them, and the second, 6 of them to be pinned, is in its way."""
+        with Harness(num_blocks=13, manager=KvManager("boot", clock=lambda: 0.0)) as harness:
+            harness.submit("first", prompt_of(4), 44)
+            harness.submit("second", prompt_of(24, 1), 8, retention=Retention(pin_seconds=1))
+            assert harness.tokens("first") == answer(prompt_of(4), 44)
+            assert harness.tokens("second") == answer(prompt_of(24, 1), 8)
+            assert harness.last("second").usage.preemptions > 0
+
+    def test_pinned_prompts_that_are_preempted_come_back_and_pin_when_they_end(self) -> None:
         prompts = {f"r{number}": prompt_of(9, number) for number in range(6)}
         with Harness(num_blocks=25, manager=KvManager("boot", clock=lambda: 0.0)) as harness:
             for name, prompt in prompts.items():
