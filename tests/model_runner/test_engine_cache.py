@@ -174,9 +174,9 @@ class TestRefusals:
         """12 usable blocks: the first needs all of them, and the second, 6 of them to be pinned, is in its way."""
         with Harness(num_blocks=13, manager=KvManager("boot", clock=lambda: 0.0)) as harness:
             harness.submit("first", prompt_of(4), 44)
-            harness.submit("second", prompt_of(24, 1), 8, retention=Retention(pin_seconds=1))
+            harness.submit("second", prompt_of(24, 1), 20, retention=Retention(pin_seconds=1))
             assert harness.tokens("first") == answer(prompt_of(4), 44)
-            assert harness.tokens("second") == answer(prompt_of(24, 1), 8)
+            assert harness.tokens("second") == answer(prompt_of(24, 1), 20)
             assert harness.last("second").usage.preemptions > 0
 
     def test_pinned_prompts_that_are_preempted_come_back_and_pin_when_they_end(self) -> None:
