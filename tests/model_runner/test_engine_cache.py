@@ -173,8 +173,10 @@ class TestRefusals:
     def test_who_is_preempted_makes_room_although_it_will_pin(self) -> None:
         """12 usable blocks: the first needs all of them, and the second, 6 of them to be pinned, is in its way."""
         with Harness(num_blocks=13, manager=KvManager("boot", clock=lambda: 0.0)) as harness:
+            keep = Retention(pin_seconds=1)
+            # Submitted by the engine's thread, so that it comes while the first is small.
+            harness.executor.before_step[0] = lambda: harness.submit("second", prompt_of(24, 1), 20, retention=keep)
             harness.submit("first", prompt_of(4), 44)
-            harness.submit("second", prompt_of(24, 1), 20, retention=Retention(pin_seconds=1))
             assert harness.tokens("first") == answer(prompt_of(4), 44)
             assert harness.tokens("second") == answer(prompt_of(24, 1), 20)
             assert harness.last("second").usage.preemptions > 0
@@ -213,9 +215,15 @@ class TestQuotas:
             harness.submit("first", [1], 1)
             harness.wait("first")
             harness.pool.set_quota("s", 6)
-            for number in range(3):
-                harness.submit(f"other {number}", prompt_of(6, number), 30)
-                harness.submit(f"tenant {number}", prompt_of(6, 10 + number), 15, cache_salt="s")
+
+            def submit_all() -> None:
+                for number in range(3):
+                    harness.submit(f"other {number}", prompt_of(6, number), 30)
+                    harness.submit(f"tenant {number}", prompt_of(6, 10 + number), 15, cache_salt="s")
+
+            # In the engine's thread, so that all come before the next step.
+            harness.executor.before_step[1] = submit_all
+            harness.submit("second", [2], 1)
             for number in range(3):
                 assert harness.tokens(f"other {number}") == answer(prompt_of(6, number), 30)
                 assert harness.tokens(f"tenant {number}") == answer(prompt_of(6, 10 + number), 15)
