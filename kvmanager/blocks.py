@@ -50,10 +50,10 @@ class BlockPool(CachedBlocks):
     def take(self, count: int, tenant: Tenant) -> list[int]:
         """Fresh blocks for one holder each; gives up cached blocks when too few are free, or the quota asks for it."""
         own = tenant.over_quota(count)
-        if own and tenant.victims is not None:
-            self._evict(own, tenant.victims)
+        if own:
+            self._evict(own, tenant)
         if count > len(self.free):
-            self._evict(count - len(self.free), self.victims)
+            self._evict(count - len(self.free))
         blocks = self.free[: -count - 1 : -1]
         del self.free[len(self.free) - count :]
         counts = self.counts
@@ -185,16 +185,13 @@ class BlockPool(CachedBlocks):
         """Frees every cached block and returns how many there were; nothing may be held."""
         forgotten = [block for block, name in enumerate(self.index.names) if name]
         for block in forgotten:
-            self._to_free(block)
+            self._retract(block)
             self.policy.forget(block)
+            self._to_free(block)
         self.index.clear()
-        self.victims.clear()
         self.pins.clear()
-        self.priorities.clear()
         for tenant in self.tenants.everyone():
             tenant.cached = tenant.pinned = 0
-            if tenant.victims is not None:
-                tenant.victims.clear()
         self.cached = 0
         self.events.cleared()
         return len(forgotten)

@@ -25,12 +25,12 @@ class CachedBlocks:
         "events",
         "free",
         "index",
+        "kept",
         "pins",
         "policy",
         "priorities",
         "tenants",
         "totals",
-        "victims",
     )
 
     def __init__(
@@ -41,7 +41,8 @@ class CachedBlocks:
         """A stack: the block given back last is taken first."""
         self.index = index
         self.policy = policy
-        self.victims = Victims()
+        self.kept = Victims()
+        """Candidates with a priority above 0: they go when the policy has nothing on offer."""
         self.priorities: dict[int, int] = {}
         """Of the cached and held blocks that have one above 0."""
         self.pins = Pins()
@@ -91,50 +92,55 @@ class CachedBlocks:
         """Lets a tenant's own order of victims follow its quota; O(candidates)."""
         tenant.victims = Victims() if tenant.quota else None
         if tenant.victims is not None:
-            for block in self.victims:
+            for block in [*self.policy.offered(), *self.kept.members()]:
                 if self.tenants.owner(block) is tenant:
-                    tenant.victims.offer(block, self.priorities.get(block, 0), self.policy.rank(block))
+                    tenant.victims.offer(block, self.priorities.get(block, 0), self.policy.released_at(block))
 
-    def _evict(self, count: int, victims: Victims) -> None:
-        """Gives up `count` blocks. A parent that is now the first to go follows at once, without a turn in the heap."""
+    def _evict(self, count: int, tenant: Tenant | None = None) -> None:
+        """Gives up `count` blocks, of one tenant under a quota or of all.
+
+        A parent that is now the first to go follows at once, without a turn in the order.
+        """
         index, policy, counts, pinned = self.index, self.policy, self.counts, self.pins.until
         of_block, base, priorities = self.tenants.of_block, self.tenants.base, self.priorities
         removed: list[bytes] = []
         block = NO_BLOCK
         for _ in range(count):
-            block = block or self._pop_victim(victims)
+            block = block or self._next_victim(tenant)
             name = index.names[block]
             removed.append(name)
             policy.evicted(block, name)
             parent = index.withdraw_leaf(block)
-            tenant = of_block.pop(block, base) if of_block else base
-            tenant.used -= 1
-            tenant.cached -= 1
+            owner = of_block.pop(block, base) if of_block else base
+            owner.used -= 1
+            owner.cached -= 1
             self.free.append(block)
             if priorities:
                 priorities.pop(block, None)
             block = NO_BLOCK
             if not parent or counts[parent] or index.children[parent] or parent in pinned:
                 continue
-            rank = policy.rank(parent)
-            priority = priorities.get(parent, 0) if priorities else 0
-            if tenant.victims is None and victims.comes_first(parent, priority, rank):
+            if owner.victims is None and not priorities and policy.comes_first(parent):
                 block = parent
             else:
-                self._enter(parent, priority, rank, tenant)
+                self._enter(parent, owner)
         if block:
-            self._offer_leaf(block)
+            self._enter(block, self.tenants.owner(block))
         self.cached -= count
         self.totals.evicted_blocks += count
         self.events.removed(tuple(removed))
 
-    def _pop_victim(self, victims: Victims) -> int:
-        """Takes the first of one order of victims, and out of the other one if it is in two."""
-        block = victims.pop()
-        tenant = self.tenants.owner(block)
-        if tenant.victims is not None:
-            other = self.victims if victims is tenant.victims else tenant.victims
-            other.retract(block)
+    def _next_victim(self, tenant: Tenant | None) -> int:
+        """Takes the first to go, out of all orders that it is in."""
+        if tenant is not None and tenant.victims is not None:
+            block = tenant.victims.pop()
+            self.policy.remove(block)
+            self.kept.retract(block)
+            return block
+        block = self.policy.victim() or self.kept.pop()
+        owner = self.tenants.owner(block)
+        if owner.victims is not None:
+            owner.victims.retract(block)
         return block
 
     def _give_up(self, block: int, tenant: Tenant) -> int:
@@ -212,22 +218,27 @@ class CachedBlocks:
 
     def _offer_leaf(self, block: int) -> None:
         """Offers a block as a victim if it is cached, unpinned and continued by nothing. NO_BLOCK is none."""
-        if not block or self.counts[block] or self.index.children[block] or block in self.pins.until:
-            return
-        priority = self.priorities.get(block, 0) if self.priorities else 0
-        self._enter(block, priority, self.policy.rank(block), self.tenants.owner(block))
+        if block and not self.counts[block] and not self.index.children[block] and block not in self.pins.until:
+            self._enter(block, self.tenants.owner(block))
 
-    def _enter(self, block: int, priority: int, rank: int, tenant: Tenant) -> None:
+    def _enter(self, block: int, tenant: Tenant) -> None:
         """Enters a block that may go into the orders of victims that it belongs to."""
-        self.victims.offer(block, priority, rank)
+        priority = self.priorities.get(block, 0) if self.priorities else 0
+        if priority:
+            self.kept.offer(block, priority, self.policy.released_at(block))
+        else:
+            self.policy.add(block)
         if tenant.victims is not None:
-            tenant.victims.offer(block, priority, rank)
+            tenant.victims.offer(block, priority, self.policy.released_at(block))
 
     def _retract(self, block: int) -> None:
-        self.victims.retract(block)
-        tenant = self.tenants.owner(block)
-        if tenant.victims is not None:
-            tenant.victims.retract(block)
+        """Takes a block out of all orders of victims."""
+        self.policy.remove(block)
+        if self.priorities:
+            self.kept.retract(block)
+        victims = self.tenants.owner(block).victims
+        if victims is not None:
+            victims.retract(block)
 
     def _move_marks(self, block: int, heir: int) -> None:
         """Gives the heir of a name what was promised for the block that had it."""

@@ -148,18 +148,24 @@ def _check_tree(blocks: BlockPool, owners: Mapping[bytes, int]) -> list[str]:
 
 
 def _check_victims(blocks: BlockPool) -> list[str]:
-    """Victims are exactly the cached blocks without children and pins, each tenant's own as well."""
+    """Victims are exactly the cached blocks without children and pins, each tenant's own as well.
+
+    Those with a priority are kept apart from the policy's order.
+    """
     counts, children, pinned = blocks.counts, blocks.index.children, blocks.pins.until
     leaves = {
         block for block, name in enumerate(blocks.index.names) if name and not counts[block] and not children[block]
     }
     leaves.difference_update(pinned)
-    victims = set(blocks.victims.members())
+    kept = blocks.kept.members()
+    victims = {*blocks.policy.offered(), *kept}
     wrong = [
         f"block {block} may be given up {'' if block in leaves else 'as the order of victims says '}"
         f"but is {'not offered' if block in leaves else 'held, pinned, or continued by others'}"
         for block in leaves ^ victims
     ]
+    if set(kept) != {block for block in leaves if block in blocks.priorities}:
+        wrong.append("the victims with a priority are not those that are kept apart")
     for tenant in blocks.tenants.everyone():
         if tenant.victims is not None:
             own = {block for block in leaves if blocks.tenants.owner(block) is tenant}

@@ -1,8 +1,7 @@
-"""The cached blocks that may be given up now, and the order in which they would be: a heap of leaves by rank."""
+"""Blocks that may be given up, ordered by priority and rank: a heap."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -43,29 +42,15 @@ class Victims:
             heapify(self._heap)
 
     def pop(self) -> int:
-        """Takes the block to give up first; there must be one."""
-        while True:
+        """Takes the block to give up first; 0 when there is none."""
+        while self._entries:
             entry = heappop(self._heap)
             block = entry & _BLOCK_MASK
             if self._entries.get(block) == entry:
                 del self._entries[block]
                 return block
-
-    def clear(self) -> None:
-        """Forgets every candidate."""
-        self._entries.clear()
-        self._heap.clear()
-
-    def __contains__(self, block: object) -> bool:
-        return block in self._entries
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        return 0
 
     def members(self) -> list[int]:
         """The candidates, in no order."""
         return list(self._entries)
-
-    def __iter__(self) -> Iterator[int]:
-        """The candidates in the order in which they would be given up."""
-        return iter([entry & _BLOCK_MASK for entry in sorted(self._entries.values())])

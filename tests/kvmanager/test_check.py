@@ -141,19 +141,19 @@ def held_behind_a_cached_block(pool):
 
 
 def leaf_that_is_no_victim(pool):
-    pool.block_pool.victims.retract(6)
+    pool.block_pool.policy.remove(6)
 
 
 def victim_that_is_continued(pool):
-    pool.block_pool.victims.offer(5, 0, 0)
+    pool.block_pool.policy.add(5)
 
 
 def victim_that_is_held(pool):
-    pool.block_pool.victims.offer(1, 0, 0)
+    pool.block_pool.policy.add(1)
 
 
 def victim_that_is_pinned(pool):
-    pool.block_pool.victims.offer(8, 0, 0)
+    pool.block_pool.policy.add(8)
 
 
 def victims_of_a_tenant(pool):
