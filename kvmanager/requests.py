@@ -148,7 +148,10 @@ class Requests(Ledger):
         num_tokens = sequence.num_tokens + len(token_ids)
         room = num_tokens + append.lookahead_tokens
         if append.lookahead_tokens < 0:
-            raise InvalidArgument(f"lookahead_tokens is {append.lookahead_tokens}; use 0 or more")
+            raise InvalidArgument(
+                f"lookahead_tokens is {append.lookahead_tokens}; use 0 or more",
+                lookahead_tokens=append.lookahead_tokens,
+            )
         added = max(0, self._blocks_for(room) - len(sequence.blocks))
         if added:
             self._check_fits(append.sequence_id, room, self._blocks_for(room), sequence.tenant)

@@ -11,7 +11,6 @@ from octavo.kv.v1 import kv_manager_pb2_grpc
 
 from services.cli_common import EXIT_WRONG, SALT_VARIABLES, parse_ids, print_json
 from services.cli_kv_common import CALL_SECONDS, CLIENT_FIELDS, Json, kv_manager_at, plain
-from services.client import Client, OctavoError
 from services.config import ClientSettings
 from services.errors import StartupError
 from services.options import with_settings
@@ -168,6 +167,9 @@ def _prompt_ids(settings: ClientSettings, token_ids: str | None, text: str | Non
         raise StartupError("Give either --token-ids or --text.")
     if token_ids is not None:
         return parse_ids(token_ids)
+    # Only a text needs a model runner; all else here does without the engine's modules.
+    from services.client import Client, OctavoError
+
     with Client(settings.runner_address, tls=settings.tls(), timeout=TOKENIZE_SECONDS) as client:
         try:
             return client.tokenize(text)
