@@ -11,8 +11,8 @@ from typing import NamedTuple
 MAX_EVENTS = 10_000
 """Events kept for replay; a consumer that is further behind takes a snapshot."""
 
-MAX_KEPT_NAMES = 1 << 20
-"""Names in those events, some 64 MiB, whichever is reached first."""
+MAX_KEPT_NAMES = 1 << 16
+"""Names in those events, some 4 MiB, whichever is reached first."""
 
 MAX_NAMES = 4096
 """Names in one event, 128 KiB: what a verb does to more is told in several."""
