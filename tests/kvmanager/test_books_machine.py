@@ -4,99 +4,53 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from kvmanager.blocks import BlockPool
-from kvmanager.errors import PoolShort
-from kvmanager.pool import Pool
-from tests.kvmanager.books_machine import BooksMachine
+import kvmanager.pool
+from tests.kvmanager import test_rewind as rewind
+from tests.kvmanager.books_machine import BooksMachine, TwinMachine
+from tests.kvmanager.planted_faults import FAULTS, names_lost_in_one_call_counted_once, pin_lost_to_a_rewound_holder
 
-THOROUGH = settings(max_examples=150, stateful_step_count=40, deadline=None)
+THOROUGH = settings(max_examples=300, stateful_step_count=40, deadline=None)
 SEARCH = settings(
     max_examples=4000,
     stateful_step_count=40,
     deadline=None,
     database=None,
     phases=[Phase.generate],
+    report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
+COMPILED = not str(kvmanager.pool.__file__).endswith(".py")
 
 
 def test_random_histories():
     run_state_machine_as_test(BooksMachine, settings=THOROUGH)
 
 
-def plant_count_off_by_one_on_fork(monkeypatch):
-    real = BlockPool.share
-    monkeypatch.setattr(BlockPool, "share", lambda self, block, times=1: real(self, block, max(1, times - 1)))
+def test_a_radix_pool_and_a_hash_pool_of_one_history_differ_only_inside_a_block():
+    run_state_machine_as_test(TwinMachine, settings=THOROUGH)
 
 
-def plant_hash_left_behind_on_reuse(monkeypatch):
-    def drop(self, block):
-        self.stored[block] = 0
-        self.free.append(block)
-
-    monkeypatch.setattr(BlockPool, "_drop", drop)
-
-
-def plant_hit_evicted_in_the_same_call(monkeypatch):
-    def allocate(self, sequence_id, token_ids, **options):
-        # Takes the fresh blocks before the hits are pinned, as one system did with two groups.
-        chain = self._chain(token_ids, options["scope"])
-        hits = self._match(chain)
-        if not hits or options["skip_cache_read"] or options["headroom_blocks"]:
-            return real(self, sequence_id, token_ids, **options)
-        blocks = self.block_pool
-        needed = self._blocks_for(len(chain.token_ids)) - len(hits)
-        if needed > blocks.available:
-            raise PoolShort("short")
-        fresh = [blocks.take() for _ in range(needed)]
-        for block in fresh:
-            blocks.release(block)
-        return real(self, sequence_id, token_ids, **options)
-
-    real = Pool.allocate
-    monkeypatch.setattr(Pool, "allocate", allocate)
-
-
-def plant_tail_freed_twice(monkeypatch):
-    def end(self, sequence):
-        real(self, sequence)
-        blocks = self.block_pool
-        if blocks.counts[sequence.blocks[-1]] > 0:
-            blocks.release(sequence.blocks[-1])
-
-    real = Pool._end
-    monkeypatch.setattr(Pool, "_end", end)
-
-
-def plant_failed_allocation_keeps_a_touch(monkeypatch):
-    def allocate(self, sequence_id, token_ids, **options):
-        try:
-            return real(self, sequence_id, token_ids, **options)
-        except PoolShort:
-            for block in self._match(self._chain(token_ids, options["scope"])):
-                self.block_pool.share(block)
-            raise
-
-    real = Pool.allocate
-    monkeypatch.setattr(Pool, "allocate", allocate)
-
-
-def plant_copy_left_out(monkeypatch):
-    monkeypatch.setattr(Pool, "_shared_writes", lambda self, sequence, computed, given_up: ())
-
-
-@pytest.mark.parametrize(
-    "plant",
-    [
-        plant_count_off_by_one_on_fork,
-        plant_hash_left_behind_on_reuse,
-        plant_hit_evicted_in_the_same_call,
-        plant_tail_freed_twice,
-        plant_failed_allocation_keeps_a_touch,
-        plant_copy_left_out,
-    ],
-)
+@pytest.mark.skipif(COMPILED, reason="compiled books can't be patched")
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_the_machine_finds_a_planted_fault(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(Exception):  # noqa: B017, PT011 - a fault shows as whichever check it hits first
         run_state_machine_as_test(BooksMachine, settings=SEARCH)
+
+
+@pytest.mark.skipif(COMPILED, reason="compiled books can't be patched")
+@pytest.mark.parametrize(
+    ("plant", "history"),
+    [
+        (
+            names_lost_in_one_call_counted_once,
+            rewind.test_a_copy_that_becomes_needed_within_one_call_is_counted,
+        ),
+        (pin_lost_to_a_rewound_holder, rewind.test_a_pinned_block_is_not_rewritten_by_the_last_that_holds_it),
+    ],
+)
+def test_a_rare_fault_shows_in_a_history_made_for_it(plant, history, monkeypatch):
+    history()
+    plant(monkeypatch)
+    with pytest.raises((Exception, pytest.fail.Exception)):
+        history()

@@ -138,7 +138,7 @@ def test_equal_blocks_rewound_in_one_call_need_a_copy_for_the_last():
     assert right(pool)
 
 
-def test_a_copy_that_becomes_needed_within_one_call_is_counted_before_it():
+def test_a_copy_that_becomes_needed_within_one_call_is_counted():
     """The second rewound block is the last of its name, and continued, once the first has lost its own."""
     pool = pool_of(num_blocks=5)
     cache(pool, [9] * 16)

@@ -1,0 +1,192 @@
+"""Faults of the kinds that books of blocks are known to have, each planted by a patch: the machine must find them."""
+
+from __future__ import annotations
+
+from kvmanager.blocks import BlockPool
+from kvmanager.errors import PoolShort
+from kvmanager.events import EventLog
+from kvmanager.hashing import HashChain
+from kvmanager.pool import Pool
+from kvmanager.prefix_index import NO_BLOCK, PrefixIndex
+from kvmanager.radix_index import RadixIndex
+from kvmanager.requests import Requests
+
+
+def count_off_by_one_on_fork(patch):
+    real = BlockPool.share
+    patch.setattr(BlockPool, "share", lambda self, blocks, times=1: real(self, blocks, max(1, times - 1)))
+
+
+def hash_left_behind_on_reuse(patch):
+    patch.setattr(PrefixIndex, "withdraw_leaf", lambda self, block: NO_BLOCK)
+
+
+def hit_evicted_in_the_same_call(patch):
+    """Takes the fresh blocks before the hits are held, as one system did with two groups."""
+    hits = []
+    real_hit, real_take = BlockPool.hit, BlockPool.take
+
+    def take(self, count, tenant):
+        blocks = real_take(self, count, tenant)
+        while hits:
+            real_hit(self, hits.pop())
+        return blocks
+
+    patch.setattr(BlockPool, "hit", lambda self, blocks: hits.append(blocks))
+    patch.setattr(BlockPool, "take", take)
+
+
+def tail_freed_twice(patch):
+    real = Pool._end
+
+    def end(self, sequence):
+        real(self, sequence)
+        if self.block_pool.counts[sequence.blocks[-1]] > 0:
+            self.block_pool.release(sequence.blocks[-1:])
+
+    patch.setattr(Pool, "_end", end)
+
+
+def failed_allocation_keeps_a_touch(patch):
+    real = Pool.allocate
+
+    def allocate(self, sequence_id, token_ids, **options):
+        try:
+            return real(self, sequence_id, token_ids, **options)
+        except PoolShort:
+            self.block_pool.share(self._match(self._chain(token_ids, options["scope"], options["spans"])))
+            raise
+
+    patch.setattr(Pool, "allocate", allocate)
+
+
+def copy_left_out(patch):
+    """A forked sequence, or one that was rewound, goes on writing where it did."""
+    patch.setattr(Requests, "_foreign_writes", lambda *arguments: ([], 0))
+
+
+def rewound_block_stays_published(patch):
+    patch.setattr(BlockPool, "unpublish", lambda self, block, num_tokens: None)
+
+
+def rewound_block_is_copied_no_more_than_unpublished(patch):
+    """Its only holder takes the name of a block that others continue."""
+    patch.setattr(BlockPool, "can_unpublish", lambda self, block, withdrawn=0: True)
+
+
+def rewound_span_still_names_blocks(patch):
+    def truncate(self, num_tokens):
+        del self.token_ids[num_tokens:]
+        del self.names[num_tokens // self._block_size :]
+
+    patch.setattr(HashChain, "truncate", truncate)
+
+
+def names_lost_in_one_call_counted_once(patch):
+    real = BlockPool.can_unpublish
+    patch.setattr(BlockPool, "can_unpublish", lambda self, block, withdrawn=0: real(self, block))
+
+
+def victim_that_is_no_leaf(patch):
+    real = BlockPool._cache
+
+    def cache(self, blocks):
+        real(self, blocks)
+        for block in blocks:
+            self.policy.add(block)
+
+    patch.setattr(BlockPool, "_cache", cache)
+
+
+def priority_ignored(patch):
+    patch.setattr(BlockPool, "_enter", lambda self, block, tenant: self.policy.add(block))
+
+
+def pin_ignored_by_eviction(patch):
+    def offer_leaf(self, block):
+        if block and not self.counts[block] and not self.index.children[block]:
+            self._enter(block, self.tenants.owner(block))
+
+    patch.setattr(BlockPool, "_offer_leaf", offer_leaf)
+
+
+def pin_lost_to_a_rewound_holder(patch):
+    def can_unpublish(self, block, withdrawn=0):
+        name = self.index.names[block]
+        return self.index.num_blocks(name) - withdrawn > 1 or not self.index.children[self.index.owner(name)]
+
+    patch.setattr(BlockPool, "can_unpublish", can_unpublish)
+
+
+def quota_not_counted_on_append(patch):
+    patch.setattr(Requests, "_check_plans", lambda self, plans: self._check_available(sum(p[-1] for p in plans), 0))
+
+
+def event_left_out_on_eviction(patch):
+    real = BlockPool._evict
+
+    def evict(self, count, tenant=None):
+        with patch.context() as within:
+            within.setattr(EventLog, "removed", lambda self, names: None)
+            real(self, count, tenant)
+
+    patch.setattr(BlockPool, "_evict", evict)
+
+
+def parent_event_before_its_child(patch):
+    real = EventLog.removed
+    patch.setattr(EventLog, "removed", lambda self, names: real(self, names[::-1]))
+
+
+def radix_node_left_behind_on_eviction(patch):
+    def withdraw_leaf(self, block):
+        self._nodes[block] = None
+        return PrefixIndex.withdraw_leaf(self, block)
+
+    patch.setattr(RadixIndex, "withdraw_leaf", withdraw_leaf)
+
+
+def promoted_spare_loses_the_children(patch):
+    def hand_over(self, name, owner, heir):
+        self._owners[name] = heir
+
+    patch.setattr(PrefixIndex, "_hand_over", hand_over)
+
+
+def partial_match_of_one_token_too_many(patch):
+    real = RadixIndex.match_inside
+
+    def match_inside(self, chain, blocks, max_tokens):
+        block, tokens = real(self, chain, blocks, max_tokens)
+        return block, tokens + 1 if block else 0
+
+    patch.setattr(RadixIndex, "match_inside", match_inside)
+
+
+def partial_copy_left_out(patch):
+    """Only the runner's data shows it: the answer says that the tokens are cached."""
+    patch.setattr(Pool, "_copy_partial", lambda self, source, num_tokens, target: ())
+
+
+FAULTS = [
+    count_off_by_one_on_fork,
+    hash_left_behind_on_reuse,
+    hit_evicted_in_the_same_call,
+    tail_freed_twice,
+    failed_allocation_keeps_a_touch,
+    copy_left_out,
+    rewound_block_stays_published,
+    rewound_block_is_copied_no_more_than_unpublished,
+    rewound_span_still_names_blocks,
+    victim_that_is_no_leaf,
+    priority_ignored,
+    pin_ignored_by_eviction,
+    quota_not_counted_on_append,
+    event_left_out_on_eviction,
+    parent_event_before_its_child,
+    radix_node_left_behind_on_eviction,
+    promoted_spare_loses_the_children,
+    partial_match_of_one_token_too_many,
+    partial_copy_left_out,
+]
+"""What the machine finds within seconds. The two that are left out it finds within a minute."""
