@@ -1,0 +1,101 @@
+"""The default policy against LRU on small traces that are known to hurt one or the other."""
+
+import random
+
+import pytest
+
+from bench.cache_sim import belady_hits, hits
+from kvmanager.adaptive import AdaptiveEviction
+from kvmanager.lru import LruEviction
+
+FIRST_FRESH_ID = 10_000_000
+
+
+def chain(root: int, length: int) -> list[int]:
+    return [root * 1_000 + depth for depth in range(length)]
+
+
+def hot_set_under_scan(seed: int, hot: int, requests: int, first_root: int = 0) -> list[list[int]]:
+    """One request in three is for one of `hot` chains of 12 blocks; the others are never seen again."""
+    rng = random.Random(seed)
+    fresh = FIRST_FRESH_ID + seed * 10_000_000
+    trace = []
+    for index in range(requests):
+        if index % 3:
+            length = rng.randrange(10, 40)
+            trace.append(list(range(fresh, fresh + length)))
+            fresh += length
+        else:
+            trace.append(chain(first_root + rng.randrange(hot), 12))
+    return trace
+
+
+def policy_hits(capacity: int, trace: list[list[int]]) -> tuple[int, int]:
+    return hits(AdaptiveEviction(capacity + 2), capacity, trace), hits(LruEviction(capacity + 2), capacity, trace)
+
+
+def test_a_scan_does_not_wash_the_hot_set_out() -> None:
+    trace = hot_set_under_scan(seed=1, hot=60, requests=6_000)
+    learned, lru = policy_hits(1_000, trace)
+    assert learned > 0.8 * belady_hits(1_000, trace) > 2 * lru
+
+
+def test_the_hot_set_moves() -> None:
+    trace = [ids for phase in range(3) for ids in hot_set_under_scan(phase, 60, 4_000, first_root=phase * 100)]
+    learned, lru = policy_hits(1_000, trace)
+    assert learned > 0.65 * belady_hits(1_000, trace) > 1.5 * lru
+
+
+def test_a_loop_that_fits_hits_always_and_one_that_does_not_is_no_worse_than_lru() -> None:
+    loop = [chain(root, 20) for _ in range(30) for root in range(60)]
+    assert policy_hits(1_200, loop) == (29 * 1_200, 29 * 1_200)
+    learned, lru = policy_hits(1_000, loop)
+    assert learned >= lru == 0
+
+
+@pytest.mark.parametrize("capacity", [300, 1_000, 3_000])
+def test_within_a_hundredth_of_lru_where_recent_use_says_all(capacity: int) -> None:
+    rng = random.Random(4)
+    roots = [0]
+    trace = []
+    for _ in range(4_000):
+        # The root used k requests ago is used with a chance that falls with k.
+        back = min(int(rng.paretovariate(0.7)), len(roots))
+        root = roots[-back] if rng.random() < 0.7 else len(trace) + 1
+        roots.append(root)
+        trace.append(chain(root, 10))
+    learned, lru = policy_hits(capacity, trace)
+    assert learned >= 0.99 * lru
+
+
+def test_the_same_trace_gives_the_same_hits() -> None:
+    trace = hot_set_under_scan(seed=9, hot=40, requests=1_500)
+    assert policy_hits(500, trace) == policy_hits(500, trace)
+
+
+def test_removed_blocks_leave_the_offer() -> None:
+    policy = AdaptiveEviction(5)
+    name = bytes(32)
+    for block in (1, 2, 3):
+        policy.store(block, name, 0)
+        policy.release([block])
+        policy.add(block)
+    assert sorted(policy.offered()) == [1, 2, 3]
+    policy.remove(2)
+    policy.forget(2)
+    policy.remove(1)
+    policy.hit([1])
+    assert policy.victim() == 3
+    policy.evicted(3, name)
+    assert policy.victim() == 0
+    policy.release([1])
+    policy.add(1)
+    assert policy.victim() == 1
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 17])
+def test_pools_of_a_few_blocks(capacity: int) -> None:
+    rng = random.Random(capacity)
+    trace = [chain(rng.randrange(6), rng.randrange(1, capacity + 1)) for _ in range(8_000)]
+    learned, _ = policy_hits(capacity, trace)
+    assert 0 < learned <= belady_hits(capacity, trace)
