@@ -4,7 +4,8 @@ import pytest
 
 from kvmanager import KvManager
 from kvmanager.errors import InvalidArgument, PoolDiffers, StaleEpoch, UnknownPool
-from kvmanager.types import PoolSpec
+from kvmanager.events import EventKind
+from kvmanager.types import Append, IndexKind, PoolSpec
 
 SPEC = PoolSpec(10, 16, 4096, "model")
 
@@ -76,3 +77,46 @@ def test_a_bad_spec_opens_nothing():
         manager.open_pool("p", PoolSpec(1, 16), "r")
     assert manager.pools() == []
     assert manager.open_pool("p", SPEC, "r").epoch == 1
+
+
+def cache_a_block(manager):
+    pool = manager.pool("p")
+    pool.allocate("a", [1] * 16)
+    pool.free([Append("a", (), 16)])
+
+
+def kinds(manager, number=1):
+    return [(event.number, event.kind) for event in manager.events("p").since(number)]
+
+
+def test_events_go_on_when_another_runner_opens_the_pool():
+    manager = KvManager("boot")
+    manager.open_pool("p", SPEC, "runner-1")
+    cache_a_block(manager)
+    manager.open_pool("p", SPEC, "runner-1")
+    assert kinds(manager) == [(1, EventKind.STORED)]
+    manager.open_pool("p", SPEC, "runner-2")
+    cache_a_block(manager)
+    assert kinds(manager) == [(1, EventKind.STORED), (2, EventKind.CLEARED), (3, EventKind.STORED)]
+    assert manager.pool("p").lookup([1] * 17).cached_tokens == 16
+
+
+def test_events_go_on_when_a_pool_is_closed_and_opened():
+    manager = KvManager("boot")
+    manager.open_pool("p", SPEC, "runner-1")
+    cache_a_block(manager)
+    manager.close_pool("p")
+    with pytest.raises(UnknownPool, match="no pool 'p' is open"):
+        manager.events("p")
+    manager.open_pool("p", PoolSpec(10, 16, 4096, "model", index=IndexKind.RADIX), "runner-1")
+    assert kinds(manager) == [(1, EventKind.STORED), (2, EventKind.CLEARED)]
+    cache_a_block(manager)
+    assert kinds(manager, 3) == [(3, EventKind.STORED)]
+
+
+def test_events_of_two_pools_are_numbered_apart():
+    manager = KvManager("boot")
+    for pool_id in ("p", "q"):
+        manager.open_pool(pool_id, SPEC, "r")
+    cache_a_block(manager)
+    assert (manager.events("p").last_number, manager.events("q").last_number) == (1, 0)
