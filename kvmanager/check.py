@@ -158,13 +158,14 @@ def _check_victims(blocks: BlockPool) -> list[str]:
     }
     leaves.difference_update(pinned)
     kept = blocks.kept.members()
-    victims = {*blocks.policy.offered(), *kept}
+    offered = blocks.policy.offered()
+    victims = {*offered, *kept}
     wrong = [
         f"block {block} may be given up {'' if block in leaves else 'as the order of victims says '}"
         f"but is {'not offered' if block in leaves else 'held, pinned, or continued by others'}"
         for block in leaves ^ victims
     ]
-    if set(kept) != {block for block in leaves if block in blocks.priorities}:
+    if set(kept) != {block for block in leaves if block in blocks.priorities} or len(victims) < len(kept) + len(offered):
         wrong.append("the victims with a priority are not those that are kept apart")
     for tenant in blocks.tenants.everyone():
         if tenant.victims is not None:

@@ -9,7 +9,7 @@ from tests.kvmanager import test_rewind as rewind
 from tests.kvmanager.books_machine import BooksMachine, TwinMachine
 from tests.kvmanager.planted_faults import FAULTS, names_lost_in_one_call_counted_once, pin_lost_to_a_rewound_holder
 
-THOROUGH = settings(max_examples=300, stateful_step_count=40, deadline=None)
+THOROUGH = settings(max_examples=200, stateful_step_count=40, deadline=None)
 SEARCH = settings(
     max_examples=4000,
     stateful_step_count=40,

@@ -156,6 +156,16 @@ def victim_that_is_pinned(pool):
     pool.block_pool.policy.add(8)
 
 
+def victim_of_two_orders(pool):
+    cache(pool, [5] * 16, retention=Retention(priority=1))
+    assert pool.block_pool.kept.members() == [9]
+    pool.block_pool.policy.add(9)
+
+
+def priority_that_counts_for_nothing(pool):
+    pool.block_pool.priorities[6] = 1
+
+
 def victims_of_a_tenant(pool):
     pool.block_pool.tenants.tenant("s").victims.offer(6, 0, 0)
 
@@ -247,6 +257,8 @@ def tail_that_stores_too_little(pool):
         (victim_that_is_continued, "block 5 may be given up as the order of victims says but is held, pinned, or"),
         (victim_that_is_held, "block 1 may be given up as the order of victims says but is held, pinned, or"),
         (victim_that_is_pinned, "block 8 may be given up as the order of victims says but is held, pinned, or"),
+        (victim_of_two_orders, "the victims with a priority are not those that are kept apart"),
+        (priority_that_counts_for_nothing, "the victims with a priority are not those that are kept apart"),
         (victims_of_a_tenant, "a tenant of 1 blocks has other victims than its leaves"),
         (idle_pins, "2 pinned blocks are cached, but 3 are counted"),
         (pin_of_a_stranger, "block 2 is pinned or has a priority, but nobody can find it"),
