@@ -165,7 +165,8 @@ def _check_victims(blocks: BlockPool) -> list[str]:
         f"but is {'not offered' if block in leaves else 'held, pinned, or continued by others'}"
         for block in leaves ^ victims
     ]
-    if set(kept) != {block for block in leaves if block in blocks.priorities} or len(victims) < len(kept) + len(offered):
+    twice = len(kept) + len(offered) - len(victims)
+    if twice or set(kept) != {block for block in leaves if block in blocks.priorities}:
         wrong.append("the victims with a priority are not those that are kept apart")
     for tenant in blocks.tenants.everyone():
         if tenant.victims is not None:
