@@ -133,8 +133,10 @@ class OperatorRules(EngineRules):
             lambda: port.truncate(key, 0),
             lambda: port.truncate(key, told + 1),
         ]
-        if computed > 1:
-            refused.append(lambda: port.append([Append(key, (), computed - 1)]))
+        whole = computed // self.spec.block_size * self.spec.block_size
+        if whole > 1:
+            # Less than whole blocks, because a pool that finds nothing inside a block may have computed just those.
+            refused.append(lambda: port.append([Append(key, (), whole - 1)]))
         written_unasked = told < len(sequence.table) * self.spec.block_size
         place = told // self.spec.block_size
         if written_unasked and (self.model.count(sequence.table[place]) > 1 or sequence.table[place] in self.names):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 
+import kvmanager.pool
 from kvmanager import Pool
 from kvmanager.errors import (
     BrokenBooks,
@@ -18,6 +19,7 @@ from kvmanager.errors import (
 from kvmanager.types import Append, BlockCopy, CacheScope, Grant, PoolSpec
 
 COMMON = [0] * 16 + [1] * 16 + [2] * 16
+COMPILED = not str(kvmanager.pool.__file__).endswith(".py")
 
 
 def pool_of(num_blocks=11, block_size=16):
@@ -37,6 +39,8 @@ def end(pool, *sequence_ids):
 
 def blocks_in_order(pool):
     """Free and cached blocks in the order in which they will be handed out."""
+    if COMPILED:
+        pytest.skip("compiled books can't be copied")
     twin = copy.deepcopy(pool.block_pool)
     return [twin.take(1, twin.tenants.base)[0] for _ in range(twin.available)]
 
