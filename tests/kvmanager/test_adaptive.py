@@ -93,6 +93,24 @@ def test_removed_blocks_leave_the_offer() -> None:
     assert policy.victim() == 1
 
 
+def test_a_block_that_comes_first_is_the_next_victim() -> None:
+    confirmed = 0
+
+    class Checked(AdaptiveEviction):
+        def add(self, block: int) -> None:
+            nonlocal confirmed
+            comes_first = self.comes_first(block)
+            super().add(block)
+            if comes_first:
+                assert self.victim() == block
+                super().add(block)
+                confirmed += 1
+
+    trace = hot_set_under_scan(seed=5, hot=40, requests=1_500)
+    assert hits(Checked(502), 500, trace) == hits(AdaptiveEviction(502), 500, trace)
+    assert confirmed > 1_000
+
+
 @pytest.mark.parametrize("capacity", [1, 2, 3, 17])
 def test_pools_of_a_few_blocks(capacity: int) -> None:
     rng = random.Random(capacity)

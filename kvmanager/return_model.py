@@ -1,0 +1,205 @@
+"""How likely blocks are to be used again, and when: learned from lives of which many are still going on.
+
+A block of class c is used again with a chance P of c, and if it is, after a time whose distribution is that of all
+blocks that waited as long as it did for their last use. This is the mixture model of cures (Boag, 1949): the more time
+passes without a use, the surer it is that none will come. Chances are learned from few lives, because their odds are a
+product of what each part of the class says, and the class's own numbers correct it as they grow.
+"""
+
+from __future__ import annotations
+
+from array import array
+from math import log2
+
+AGES = 24
+LEVELS = 6  # uses or turns: 1, 2, 3, 4 to 5, 6 to 8, more
+FRESH = 5  # new blocks of the last prompt: 1, under 8, under 32, under 100, more
+WAITS = 6  # turnovers before the last use: no turn before, under 1/8, under 1/2, under 2, under 8, more
+CLASSES = LEVELS * FRESH * WAITS * 2
+"""A class is (level, fresh, wait, tail) as one number; tail is 1 for the last block of a prompt."""
+_PARTS = ((FRESH * WAITS * 2, LEVELS), (WAITS * 2, FRESH), (2, WAITS), (1, 2))
+
+TRUST = 16.0
+"""Uses that a part of a class, or a class, must have had before its own numbers count as much as the guess."""
+TRUST_WAIT = 32.0
+"""Blocks that must have been at risk at an age before those that waited alike count as much as all together."""
+TRUST_AGE = 4.0
+HAZARD = 0.2
+"""Of the blocks that will be used again, how many are within an age bucket; until something is known."""
+MOST_HAZARD = 0.5
+ODDS = 0.3
+MOST_ODDS, LEAST_ODDS = 64.0, 1.0 / 512.0
+_ROUNDS = 2
+_STEPS_PER_OCTAVE = 2  # of odds, in the table of worths
+
+
+def class_of(level: int, fresh: int, wait: int, tail: int) -> int:
+    """The class of a block; `wait` is an age bucket."""
+    kind = level - 1 if level < 4 else 3 if level < 6 else 4 if level < 9 else 5
+    new = 0 if fresh < 2 else 1 if fresh < 8 else 2 if fresh < 32 else 3 if fresh < 100 else 4
+    late = 0 if level < 2 else 1 if wait < 2 else 2 if wait < 6 else 3 if wait < 10 else 4 if wait < 14 else 5
+    return ((kind * FRESH + new) * WAITS + late) * 2 + tail
+
+
+def age_bucket(units: int) -> int:
+    """The half octave of an age in units."""
+    if units < 2:
+        return units
+    bits = units.bit_length()
+    return min(AGES - 1, 2 * bits - 2 + (units >> bits - 2 & 1))
+
+
+def _bucket_start(bucket: int) -> int:
+    return bucket if bucket < 2 else 2 + (bucket & 1) << (bucket + 2) // 2 - 2
+
+
+class ReturnModel:
+    """Counts of lives by class and age, what was learned from them, and what a block is worth by class and age."""
+
+    # fmt: off
+    __slots__ = (
+        "_counting", "_factors", "_hazards", "_odds", "_parts", "_starts", "gone", "returned", "waiting", "worth",
+    )
+    # fmt: on
+
+    def __init__(self, unit: int) -> None:
+        cells = CLASSES * AGES
+        self._starts = [unit * _bucket_start(bucket) for bucket in range(AGES + 1)]
+        self.returned = array("f", [0.0]) * cells
+        """Lives that ended in a use."""
+        self.gone = array("f", [0.0]) * cells
+        """Lives that were lost sight of."""
+        self.waiting = array("f", [0.0]) * cells
+        """Lives that were still going on when they were last counted."""
+        self._counting = array("f", [0.0]) * cells
+        self.worth = array("d", [0.0]) * cells
+        """The most uses per block and time that keeping a block on can bring, over all times to keep it (Gittins)."""
+        self._odds = ODDS
+        self._parts = [[1.0] * count for _, count in _PARTS]
+        self._factors = [1.0] * CLASSES
+        self._hazards = [[HAZARD] * AGES for _ in range(WAITS)]
+
+    def count_waiting(self, cell: int) -> None:
+        self._counting[cell] += 1.0
+
+    def counted_waiting(self) -> None:
+        """All that are waiting have been counted."""
+        self.waiting, self._counting = self._counting, array("f", [0.0]) * (CLASSES * AGES)
+
+    def fade(self, kept: float) -> None:
+        for cell in range(CLASSES * AGES):
+            self.returned[cell] *= kept
+            self.gone[cell] *= kept
+
+    def learn(self) -> None:
+        used, at_risk = self._lives()
+        for _ in range(_ROUNDS):
+            curves = [_curve(hazards) for hazards in self._hazards]
+            self._learn_odds(used, at_risk, curves)
+            self._learn_hazards(at_risk, curves)
+        curves = [_curve(hazards) for hazards in self._hazards]
+        table: dict[tuple[int, int], array[float]] = {}
+        for number in range(CLASSES):
+            wait = number // 2 % WAITS
+            step = round(log2(self._odds_of(number)) * _STEPS_PER_OCTAVE)
+            if (wait, step) not in table:
+                table[wait, step] = self._worth_of(2.0 ** (step / _STEPS_PER_OCTAVE), curves[wait])
+            self.worth[number * AGES : number * AGES + AGES] = table[wait, step]
+
+    def _lives(self) -> tuple[dict[int, float], dict[int, list[float]]]:
+        """Uses, and lives that could have ended in one at each age, by class; those last seen at an age count half."""
+        used: dict[int, float] = {}
+        at_risk: dict[int, list[float]] = {}
+        for number in range(CLASSES):
+            row = number * AGES
+            returned = self.returned[row : row + AGES]
+            quiet = [self.gone[cell] + self.waiting[cell] for cell in range(row, row + AGES)]
+            older = 0.0
+            risk = [0.0] * AGES
+            for age in range(AGES - 1, -1, -1):
+                older += returned[age] + quiet[age]
+                risk[age] = older - 0.5 * quiet[age]
+            if older > 0.0:
+                used[number] = sum(returned)
+                at_risk[number] = risk
+        return used, at_risk
+
+    def _guess(self, number: int) -> float:
+        """The odds of a class by its parts."""
+        odds = self._odds
+        for (stride, count), parts in zip(_PARTS, self._parts, strict=True):
+            odds *= parts[number // stride % count]
+        return odds
+
+    def _odds_of(self, number: int) -> float:
+        return min(MOST_ODDS, max(LEAST_ODDS, self._guess(number) * self._factors[number]))
+
+    def _learn_odds(
+        self, used: dict[int, float], at_risk: dict[int, list[float]], curves: list[tuple[list[float], list[float]]]
+    ) -> None:
+        """One round of moving the odds to where as many uses are expected as were seen."""
+
+        def expected(number: int, odds: float) -> float:
+            left, now = curves[number // 2 % WAITS]
+            chance = odds / (1.0 + odds)
+            lost = 1.0 - chance
+            terms = zip(at_risk[number], left, now, strict=True)
+            return chance * sum([lives * use / (lost + chance * rest) for lives, rest, use in terms])
+
+        guesses = sum([expected(number, self._guess(number)) for number in used])
+        self._odds *= (sum(used.values()) + TRUST) / (guesses + TRUST)
+        for (stride, count), parts in zip(_PARTS, self._parts, strict=True):
+            seen = [TRUST] * count
+            guessed = [TRUST] * count
+            for number, uses in used.items():
+                seen[number // stride % count] += uses
+                guessed[number // stride % count] += expected(number, self._guess(number))
+            for part in range(count):
+                parts[part] = min(MOST_ODDS, max(1.0 / MOST_ODDS, parts[part] * seen[part] / guessed[part]))
+        for number, uses in used.items():
+            factor = self._factors[number]
+            guess = expected(number, self._guess(number) * factor)
+            self._factors[number] = factor * (uses + TRUST) / (guess + TRUST * factor)
+
+    def _learn_hazards(self, at_risk: dict[int, list[float]], curves: list[tuple[list[float], list[float]]]) -> None:
+        """Uses at each age over the blocks at risk that are expected to be used at all."""
+        seen = [[0.0] * AGES for _ in range(WAITS)]
+        risk = [[0.0] * AGES for _ in range(WAITS)]
+        for number, lives in at_risk.items():
+            wait = number // 2 % WAITS
+            left, _ = curves[wait]
+            odds = self._odds_of(number)
+            for age in range(AGES):
+                seen[wait][age] += self.returned[number * AGES + age]
+                risk[wait][age] += lives[age] * odds * left[age] / (1.0 + odds * left[age])
+        for age in range(AGES):
+            pooled = (sum([row[age] for row in seen]) + TRUST_AGE * HAZARD) / (
+                sum([row[age] for row in risk]) + TRUST_AGE
+            )
+            for wait in range(WAITS):
+                hazard = (seen[wait][age] + TRUST_WAIT * pooled) / (risk[wait][age] + TRUST_WAIT)
+                self._hazards[wait][age] = min(MOST_HAZARD, hazard)
+
+    def _worth_of(self, odds: float, curve: tuple[list[float], list[float]]) -> array[float]:
+        """From each age on, the steepest slope of uses over room."""
+        chance = odds / (1.0 + odds)
+        room, uses = [0.0], [0.0]
+        for age, (left, now) in enumerate(zip(*curve, strict=True)):
+            kept = 1.0 - chance + chance * (left - 0.5 * now)
+            room.append(room[-1] + kept * (self._starts[age + 1] - self._starts[age]))
+            uses.append(uses[-1] + chance * now)
+        worth = array("d", [0.0]) * AGES
+        for age in range(AGES):
+            worth[age] = max([(uses[end] - uses[age]) / (room[end] - room[age]) for end in range(age + 1, AGES + 1)])
+        return worth
+
+
+def _curve(hazards: list[float]) -> tuple[list[float], list[float]]:
+    """Of the blocks that will be used again: how many are not before each age, and how many are at it."""
+    left, now = [], []
+    rest = 1.0
+    for hazard in hazards:
+        left.append(rest)
+        now.append(rest * hazard)
+        rest -= rest * hazard
+    return left, now
