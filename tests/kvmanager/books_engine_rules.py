@@ -194,7 +194,6 @@ class EngineRules(BooksChecks):
             self.counted["allocation_failures"] += error is not NeverFits
             return
 
-        held = model.held()
         grants = self.port.append(appends)
         assert [grant.sequence_id for grant in grants] == [
             key for key in keys if key in {grant.sequence_id for grant in grants}
@@ -204,11 +203,13 @@ class EngineRules(BooksChecks):
             table = sequence.table[: grant.first_index] + list(grant.block_ids)
             assert table != sequence.table, "a grant that changes nothing"
             fresh = set(table) - set(sequence.table)
-            assert not fresh & held
             assert 0 not in fresh
-            assert {order.target for order in grant.copies} <= fresh
-            held |= fresh
+            assert {order.target for order in grant.copies} <= set(table)
+            sequence.table = []
+            # What an earlier grant of this call has replaced may be given up for this one: it was copied before.
+            assert not fresh & model.held()
             sequence.table = table
+            assert len(set(table)) == len(table)
             model.copy(grant.copies)
             self.counted["copies"] += len(grant.copies)
             usage = self.port.tenant_usage(sequence.prompt.scope.salt)
