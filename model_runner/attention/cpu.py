@@ -1,4 +1,7 @@
-"""Attention for CPUs in torch: gathers each sequence's blocks and runs the fused kernel at its exact length."""
+"""Attention for CPUs: by kernels that walk the block table, or in torch where these are not there.
+
+In torch, each sequence's blocks are gathered and the fused kernel runs at its exact length.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch.nn import functional
 from model_runner.attention.backend import AttentionBackend, AttentionShape
 from model_runner.attention.reference import visible
 from model_runner.batch import StepBatch
+from model_runner.native import CBatch, attend, c_batch, c_cache, library
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class _SequencePlan:
 class CpuAttention(AttentionBackend):
     """K/V as [layers, blocks, kv heads, block_size, head_dim] (HND), so that one head's slots lie together.
 
-    The query heads of a KV head become rows of one matrix: no key is repeated. Every sequence is computed on its own
+    In torch, the query heads of a KV head become rows of one matrix: no key is repeated. Every sequence is computed on its own
     at its exact length, so no sequence's result depends on its neighbours.
     """
 
@@ -44,8 +48,21 @@ class CpuAttention(AttentionBackend):
         self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self._plans: list[_SequencePlan] = []
+        self._batch: StepBatch
+        self._step: CBatch
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the kernels are there and can read this cache."""
+        shape = self.shape
+        is_known = shape.dtype in (torch.float32, torch.bfloat16) and shape.block_size & (shape.block_size - 1) == 0
+        return is_known and shape.device.type == "cpu" and library() is not None
 
     def plan(self, batch: StepBatch) -> None:
+        if self.is_native:
+            # The batch is kept because the step points into it.
+            self._batch, self._step = batch, c_batch(batch)
+            return
         size = self.shape.block_size
         self._target_blocks = batch.slot_mapping // size
         self._target_slots = batch.slot_mapping % size
@@ -56,6 +73,9 @@ class CpuAttention(AttentionBackend):
             first += count
 
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        if self.is_native:
+            cached = c_cache(self.keys, self.values, self.shape.sliding_window)
+            return attend(self._step, cached, layer, self.shape.scale, queries, keys, values).to(queries.dtype)
         for cache, new in ((self.keys[layer], keys), (self.values[layer], values)):
             cache[self._target_blocks, :, self._target_slots] = new.to(cache.dtype)
         shape = self.shape
