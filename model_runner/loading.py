@@ -60,8 +60,8 @@ def load_model(
     """Loads a directory with safetensors, or a .gguf file; blocks for seconds. Raises ModelLoadError.
 
     weights_dtype: one of WEIGHT_FORMS, or auto for float32 on a CPU and bfloat16 elsewhere. int8 and int4 need the CPU
-    kernels, which also hold the weights of auto in the smallest form that loses nothing of what the file has. name: what
-    the model is called, by default as its file is. on_progress: gets bytes read so far and in all.
+    kernels, which also hold the weights of auto in the smallest form that loses nothing of what the file has. name:
+    what the model is called, by default as its file is. on_progress: gets bytes read so far and in all.
     """
     path = Path(path)
     form = _form(weights_dtype, device)

@@ -15,7 +15,7 @@ from model_runner.batch import StepBatch
 from model_runner.config import ModelConfig
 from model_runner.models.parts import LayerParts, Part, TensorLoader, layer_parts, refuse_more_layers, whole_parts
 from model_runner.models.rope import Rope
-from model_runner.native import GROUP, CBatch, CLayer, CModel, Matrix, c_batch, c_cache, need_library
+from model_runner.native import GROUP, CBatch, CLayer, CModel, Matrix, c_batch, need_library
 from model_runner.weights import Grouped, WeightSource
 
 EXACT = "exact"
@@ -91,9 +91,8 @@ class NativeDecoder:
         cos, sin = self._rope.at(batch.positions, torch.float32)
         step = c_batch(batch, cos, sin)
         logits = torch.empty(len(batch.logits_rows), self.config.vocab_size)
-        if isinstance(backend, CpuAttention) and backend.is_native:
-            cached = c_cache(backend.keys, backend.values, backend.shape.sliding_window)
-            self._library.call("octavo_forward", self._model, byref(step), byref(cached), logits.data_ptr())
+        if isinstance(backend, CpuAttention):
+            self._library.call("octavo_forward", self._model, byref(step), byref(backend.cache), logits.data_ptr())
         else:
             backend.plan(batch)
             self._forward_around(step, len(batch.token_ids), backend, logits)
