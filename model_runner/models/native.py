@@ -38,8 +38,9 @@ class NativeDecoder:
     ) -> None:
         """form: of model_runner.native.FORMS, or EXACT. Raises ModelLoadError as the torch Decoder does.
 
-        A matrix whose inputs cannot be divided into a form's groups stays in float32. The embedding and the output head
-        take at least 8 bits: with 4, the error of the logits would be mostly theirs.
+        For int8, what the file has in groups of 4 bits stays so: rounding it again would cost memory and accuracy. For
+        int4, the embedding and the output head take 8 bits unless the file has them in 4. A matrix whose inputs cannot
+        be divided into a form's groups stays in float32.
         """
         self._library = need_library()
         self.config = c = config
@@ -151,6 +152,8 @@ class NativeDecoder:
         form = self._form
         if form == EXACT:
             form = exact.pop() if len(exact) == 1 else "float32"
+        elif form == "int8" and exact == {"int4"}:
+            form = "int4"
         elif form == "int4" and at_least_8_bits and exact != {"int4"}:
             form = "int8"
         divisor = {"float32": 1, "bfloat16": 2}.get(form, GROUP)

@@ -104,6 +104,8 @@ _SIGNATURES: dict[str, tuple[type | None, list]] = {
     "octavo_instruction_sets": (c_char_p, []),
     "octavo_use": (c_int32, [c_char_p]),
     "octavo_set_threads": (c_int32, [c_int32]),
+    "octavo_probe_multiply_add": (c_int64, [c_int64]),
+    "octavo_probe_read": (c_int32, [c_void_p, c_int64]),
     "octavo_matrix_new": (c_void_p, [c_int32, c_int64, c_int64]),
     "octavo_matrix_free": (None, [c_void_p]),
     "octavo_matrix_bytes": (c_int64, [c_void_p]),

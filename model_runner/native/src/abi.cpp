@@ -111,6 +111,26 @@ int octavo_set_threads(int32_t threads) {
     });
 }
 
+int64_t octavo_probe_multiply_add(int64_t turns) {
+    return guarded(int64_t{-1}, [&](Library& shared) -> int64_t {
+        const int64_t threads = shared.pool->threads();
+        std::vector<float> results(threads);
+        shared.pool->run(threads, [&](int64_t unit) { results[unit] = shared.kernels->multiply_add_probe(turns); });
+        return threads * turns * shared.kernels->probe_flops;
+    });
+}
+
+int octavo_probe_read(const float* from, int64_t size) {
+    return guarded(-1, [&](Library& shared) {
+        constexpr int64_t kUnit = 1 << 18;
+        std::vector<float> results(size / kUnit);
+        shared.pool->run(size / kUnit, [&](int64_t unit) {
+            results[unit] = shared.kernels->read_probe(from + unit * kUnit, kUnit);
+        });
+        return 0;
+    });
+}
+
 void* octavo_matrix_new(int32_t form, int64_t outputs, int64_t inputs) {
     return guarded(nullptr, [&](Library& shared) -> void* {
         const auto known = static_cast<Form>(form);

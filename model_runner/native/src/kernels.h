@@ -83,6 +83,11 @@ struct Kernels {
     void (*add)(float* x, const float* y, int64_t size);                           // x += y
     void (*silu_multiply)(const float* gate, const float* up, int64_t size, float* y);  // y = silu(gate) * up
     void (*rotate)(float* head, const float* cos, const float* sin, int64_t half);  // pairs (i, i + half)
+
+    // For benchmarks: what this CPU can do at most.
+    int64_t probe_flops;  // of one turn
+    float (*multiply_add_probe)(int64_t turns);
+    float (*read_probe)(const float* from, int64_t size);
 };
 
 // In the order of preference; each is null on a machine or in a build that cannot have it.

@@ -19,6 +19,11 @@ OCTAVO_API int octavo_use(const char* name);
 // How many threads compute, the caller included.
 OCTAVO_API int octavo_set_threads(int32_t threads);
 
+// For benchmarks: on each thread, multiply-adds in registers; returns how many operations that were in all.
+OCTAVO_API int64_t octavo_probe_multiply_add(int64_t turns);
+// Reads floats from memory, shared out among the threads; size: a multiple of 1 MiB in floats.
+OCTAVO_API int octavo_probe_read(const float* from, int64_t size);
+
 // Weights [outputs, inputs] in one of the forms of kernels.h.
 OCTAVO_API void* octavo_matrix_new(int32_t form, int64_t outputs, int64_t inputs);
 OCTAVO_API void octavo_matrix_free(void* matrix);
