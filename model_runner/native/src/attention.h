@@ -29,6 +29,26 @@ inline void multiply_rows(const float* a, int64_t a_stride, int64_t rows, const 
     });
 }
 
+// Transposed keys in bfloat16, as they lie: a word has two neighbouring dimensions, the first one in its low half.
+struct PairRows {
+    static constexpr int64_t kGroup = 0, kStep = 2;
+    const uint32_t* base;
+    int64_t stride;
+    template <int vecs>
+    using Scales = NoScales;
+    template <int vecs>
+    struct Chunk {
+        Bits pair[vecs];
+        Chunk(const PairRows& b, int64_t k) {
+            OCTAVO_UNROLL
+            for (int vec = 0; vec < vecs; ++vec) pair[vec] = load_bits(b.base + k / 2 * b.stride + vec * kLanes);
+        }
+        template <int index>
+        Vec get(const NoScales&, int vec) const { return index ? high_bf16(pair[vec]) : low_bf16(pair[vec]); }
+    };
+    PairRows from_column(int64_t column) const { return {base + column, stride}; }
+};
+
 // A row's state: [padded(head_dim)] sum of values, then the maximum of its scores and the sum of its weights.
 int64_t state_floats(int64_t head_dim) { return padded(head_dim) + kLanes; }
 
@@ -185,7 +205,11 @@ struct SpanWork {
         const T* keys = static_cast<const T*>(a.keys);
         const int64_t count = stop - first, lead = first % kTile;
         const float* lines[kTile];
-        const bool as_they_lie = sizeof(T) == sizeof(float) && width == a.head_dim;
+        // Numbers that are transposed: floats, or words of two bfloat16.
+        constexpr bool in_pairs = sizeof(T) != sizeof(float);
+        const int64_t words = in_pairs ? a.head_dim / 2 : a.head_dim;
+        const bool as_they_lie = a.head_dim % ((in_pairs ? 2 : 1) * kLanes) == 0;
+        const int64_t depth = as_they_lie ? words : width;
         if (!as_they_lie) copy_rows(keys, offsets, count, a.head_dim, width, copied);
         for (int64_t slot = 0; slot < kTile; ++slot) {
             // Slots without a key repeat one: their scores are thrown away.
@@ -197,13 +221,16 @@ struct SpanWork {
             const int64_t begin = slot - lead > 0 ? slot - lead : 0;
             const int64_t end = slot + kLanes - lead < count ? slot + kLanes - lead : count;
             prefetch_rows(a.values, offsets + begin, end - begin, a.head_dim, sizeof(T));
-            for (int64_t column = 0; column < width; column += kLanes) {
-                const float* from[kLanes];
-                for (int lane = 0; lane < kLanes; ++lane) from[lane] = lines[slot + lane] + column;
-                transpose(from, transposed + column * kTile + slot, kTile);
+            for (int64_t column = 0; column < depth; column += kLanes) {
+                transpose(lines + slot, column, transposed + column * kTile + slot, kTile);
             }
         }
-        multiply_rows(queries, width, rows, FloatRows{transposed, kTile}, width, kTile, scores, kTile, false);
+        if (in_pairs && as_they_lie) {
+            const PairRows pairs{reinterpret_cast<const uint32_t*>(transposed), kTile};
+            multiply_rows(queries, width, rows, pairs, a.head_dim, kTile, scores, kTile, false);
+        } else {
+            multiply_rows(queries, width, rows, FloatRows{transposed, kTile}, width, kTile, scores, kTile, false);
+        }
         for (int64_t row = 0; row < rows; ++row) {
             const int64_t position = span.first_position + row / a.heads_per_kv;
             hide(scores + row * kTile, first_key(position) - first + lead, lead, position + 1 - first + lead, lead + count);

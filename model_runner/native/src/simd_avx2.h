@@ -64,13 +64,13 @@ inline Vec half_byte(Bits bits) {
     return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(bits, 4 * index), _mm256_set1_epi32(15)));
 }
 
-// to[column * stride + lane] = rows[lane][column], for kLanes columns.
-inline void transpose(const float* const* rows, float* to, int64_t stride) {
+// to[column * stride + lane] = rows[lane][start + column], for kLanes columns.
+inline void transpose(const float* const* rows, int64_t start, float* to, int64_t stride) {
     for (int column = 0; column < kLanes; column += 4) {
         Vec joined[4];
         for (int row = 0; row < 4; ++row) {
             joined[row] = _mm256_insertf128_ps(
-                _mm256_castps128_ps256(_mm_loadu_ps(rows[row] + column)), _mm_loadu_ps(rows[row + 4] + column), 1);
+                _mm256_castps128_ps256(_mm_loadu_ps(rows[row] + start + column)), _mm_loadu_ps(rows[row + 4] + start + column), 1);
         }
         const __m256d low01 = _mm256_castps_pd(_mm256_unpacklo_ps(joined[0], joined[1]));
         const __m256d low23 = _mm256_castps_pd(_mm256_unpacklo_ps(joined[2], joined[3]));

@@ -56,16 +56,16 @@ inline Vec half_byte(Bits bits) {
     return _mm512_permutexvar_ps(_mm512_srli_epi32(bits, 4 * index), table);
 }
 
-// to[column * stride + lane] = rows[lane][column], for kLanes columns. Four rows are put together from quarters, so
+// to[column * stride + lane] = rows[lane][start + column], for kLanes columns. Four rows are put together from quarters, so
 // that half of the work is loads and not shuffles, of which there is one a cycle.
-inline void transpose(const float* const* rows, float* to, int64_t stride) {
+inline void transpose(const float* const* rows, int64_t start, float* to, int64_t stride) {
     for (int column = 0; column < kLanes; column += 4) {
         Vec quarter[4];
         for (int row = 0; row < 4; ++row) {
-            Vec joined = _mm512_castps128_ps512(_mm_loadu_ps(rows[row] + column));
-            joined = _mm512_insertf32x4(joined, _mm_loadu_ps(rows[row + 4] + column), 1);
-            joined = _mm512_insertf32x4(joined, _mm_loadu_ps(rows[row + 8] + column), 2);
-            quarter[row] = _mm512_insertf32x4(joined, _mm_loadu_ps(rows[row + 12] + column), 3);
+            Vec joined = _mm512_castps128_ps512(_mm_loadu_ps(rows[row] + start + column));
+            joined = _mm512_insertf32x4(joined, _mm_loadu_ps(rows[row + 4] + start + column), 1);
+            joined = _mm512_insertf32x4(joined, _mm_loadu_ps(rows[row + 8] + start + column), 2);
+            quarter[row] = _mm512_insertf32x4(joined, _mm_loadu_ps(rows[row + 12] + start + column), 3);
         }
         const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(quarter[0], quarter[1]));
         const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(quarter[2], quarter[3]));

@@ -97,10 +97,10 @@ inline Vec half_byte(Bits bits) {
     return Vec{float(part[0]), float(part[1]), float(part[2]), float(part[3])};
 }
 
-// to[column * stride + lane] = rows[lane][column], for kLanes columns.
-inline void transpose(const float* const* rows, float* to, int64_t stride) {
+// to[column * stride + lane] = rows[lane][start + column], for kLanes columns.
+inline void transpose(const float* const* rows, int64_t start, float* to, int64_t stride) {
     for (int column = 0; column < kLanes; ++column) {
-        for (int lane = 0; lane < kLanes; ++lane) to[column * stride + lane] = rows[lane][column];
+        for (int lane = 0; lane < kLanes; ++lane) to[column * stride + lane] = rows[lane][start + column];
     }
 }
 
