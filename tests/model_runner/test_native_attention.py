@@ -196,7 +196,7 @@ class TestRefusals:
         [
             (torch.zeros(1, 4, 1, 8, 4), torch.zeros(1, 4, 1, 8, 4).half(), "float32"),
             (torch.zeros(1, 4, 1, 8, 4).half(), torch.zeros(1, 4, 1, 8, 4).half(), "float32"),
-            (torch.zeros(1, 4, 8, 1, 4).transpose(2, 3), torch.zeros(1, 4, 8, 1, 4).transpose(2, 3), "contiguous"),
+            (torch.zeros(1, 4, 8, 2, 4).transpose(2, 3), torch.zeros(1, 4, 8, 2, 4).transpose(2, 3), "contiguous"),
             (torch.zeros(1, 4, 1, 12, 4), torch.zeros(1, 4, 1, 12, 4), "blocks of 12"),
         ],
     )

@@ -24,8 +24,6 @@ constexpr int64_t kUnitRows = 128;
 // Units for each thread: enough that none waits long for the last one.
 constexpr int64_t kUnitsPerThread = 8;
 
-size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 int64_t bytes_per_panel(Form form, int64_t panel, int64_t inputs) {
     switch (form) {
         case Form::float32: return panel * inputs * 4;
@@ -77,11 +75,12 @@ Group quantize(const float* weights, Form form) {
 }  // namespace
 
 Buffer::Buffer(size_t bytes) : data_(nullptr), bytes_(bytes) {
-    const size_t unit = bytes < kHugePage ? kLine : kHugePage;
-    void* memory = std::aligned_alloc(unit, rounded(std::max<size_t>(bytes, 1), unit));
-    if (memory == nullptr) throw std::bad_alloc();
+    void* memory = nullptr;
+    const size_t whole = bytes / kHugePage * kHugePage;
+    if (posix_memalign(&memory, whole ? kHugePage : kLine, std::max<size_t>(bytes, 1)) != 0) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
-    if (unit == kHugePage) madvise(memory, rounded(bytes, unit), MADV_HUGEPAGE);
+    // The rest stays in small pages: a huge one that is mostly empty would be memory taken for nothing.
+    if (whole) madvise(memory, whole, MADV_HUGEPAGE);
 #endif
     std::memset(memory, 0, bytes);
     data_ = static_cast<uint8_t*>(memory);
