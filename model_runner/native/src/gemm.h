@@ -207,7 +207,8 @@ inline void multiply_decoded(const Panels& b, int64_t depth, const Product& p, i
     if (!fits) copy_results(p, 0, p.rows, column, columns, edge, kPanel);
 }
 
-// decode_rows: from this many rows on, decoding once for all is faster than for each block of rows.
+// decode_rows: from this many rows on, decoding once for all is faster than for each block of rows. In float32 that is
+// a copy, after which the weights come from the first cache.
 template <class Panels, int pair_rows, int max_rows>
 inline void multiply_panels(const Packed& w, const Product& p, int64_t first, int64_t last, float* scratch,
                             int64_t decode_rows) {
@@ -228,7 +229,6 @@ inline void multiply_panels(const Packed& w, const Product& p, int64_t first, in
     }
 }
 
-constexpr int64_t kNever = INT64_MAX;
 // Rows at most in a call: the overhang of a decoded panel takes them all.
 constexpr int64_t kGemmRows = 128;
 constexpr int64_t kGemmScratch = (kDecodedInputs + kGemmRows) * kPanel;
@@ -243,7 +243,7 @@ void gemm(const Packed& w, const float* x, int64_t x_stride, int64_t rows, float
         const Product p{x + row * x_stride, x_stride, count, y + row * y_stride, y_stride};
         switch (w.form) {
             case Form::float32:
-                multiply_panels<Float32Panels, kPairRows, kMaxRows>(w, p, first, last, scratch, kNever);
+                multiply_panels<Float32Panels, kPairRows, kMaxRows>(w, p, first, last, scratch, 2 * kMaxRows + 1);
                 break;
             case Form::bfloat16:
                 multiply_panels<Bfloat16Panels, kPairRows, kMaxRows>(w, p, first, last, scratch, 2 * kMaxRows + 1);
