@@ -74,7 +74,9 @@ auto guarded(decltype(std::declval<Work>()(library())) on_error, const Work& wor
 }
 
 void check_range(const Matrix& matrix, int64_t first, int64_t count) {
-    if (first < 0 || count < 0 || first + count > matrix.outputs()) throw std::invalid_argument("there are no such outputs");
+    if (first < 0 || count < 0 || first + count > matrix.outputs()) {
+        throw std::invalid_argument("there are no such outputs");
+    }
 }
 
 }  // namespace
@@ -134,7 +136,8 @@ int octavo_probe_read(const float* from, int64_t size) {
 void* octavo_matrix_new(int32_t form, int64_t outputs, int64_t inputs) {
     return guarded(nullptr, [&](Library& shared) -> void* {
         const auto known = static_cast<Form>(form);
-        if (form < 0 || form > static_cast<int32_t>(Form::int4) || outputs < 1 || inputs < 1 || !form_fits(known, inputs)) {
+        const bool is_known = form >= 0 && form <= static_cast<int32_t>(Form::int4);
+        if (!is_known || outputs < 1 || inputs < 1 || !form_fits(known, inputs)) {
             throw std::invalid_argument("a matrix of form " + std::to_string(form) + " cannot have " +
                                         std::to_string(inputs) + " inputs");
         }
@@ -196,8 +199,8 @@ int octavo_attend(const octavo_batch* batch, const octavo_cache* cache, int64_t 
         args.queries = queries;
         args.output = output;
         args.query_stride = args.output_stride = heads * cache->head_dim;
-        shared.plan.make(sequences, cache->kv_heads, args.heads_per_kv, cache->block_size, cache->num_blocks, cache->window,
-                         shared.pool->threads());
+        shared.plan.make(sequences, cache->kv_heads, args.heads_per_kv, cache->block_size, cache->num_blocks,
+                         cache->window, shared.pool->threads());
         for_tokens(*shared.pool, sequences.tokens(), 2 * kv_width, [&](int64_t token) {
             write_kv(args, batch->slots[token], keys + token * kv_width, values + token * kv_width);
         });

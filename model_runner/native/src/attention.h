@@ -19,8 +19,8 @@ inline void multiply_rows(const float* a, int64_t a_stride, int64_t rows, const 
         float* c_rows = c + first * c_stride;
         int64_t column = 0;
         for (; column + kAttentionVecs * kLanes <= columns; column += kAttentionVecs * kLanes) {
-            tile<B, kAttentionRows, kAttentionVecs>(count, a_rows, a_stride, b.from_column(column), depth, c_rows + column,
-                                                    c_stride, continues);
+            tile<B, kAttentionRows, kAttentionVecs>(count, a_rows, a_stride, b.from_column(column), depth,
+                                                    c_rows + column, c_stride, continues);
         }
         for (; column < columns; column += kLanes) {
             tile<B, kAttentionRows, 1>(count, a_rows, a_stride, b.from_column(column), depth, c_rows + column, c_stride,
@@ -105,7 +105,8 @@ inline void weigh(float* scores, float* state, int64_t width) {
 }
 
 // Where the keys (and values) first..last - 1 of a sequence begin, in elements from the start of the cache.
-inline void find_rows(const AttentionArgs& a, const AttentionSpan& span, int64_t first, int64_t last, int64_t* offsets) {
+inline void find_rows(const AttentionArgs& a, const AttentionSpan& span, int64_t first, int64_t last,
+                      int64_t* offsets) {
     const int64_t shift = __builtin_ctzll(static_cast<uint64_t>(a.block_size));
     for (int64_t position = first; position < last;) {
         const int64_t slot = position & (a.block_size - 1);
@@ -120,7 +121,8 @@ inline void find_rows(const AttentionArgs& a, const AttentionSpan& span, int64_t
 
 // Copies rows as floats, padded with zeros to whole vectors.
 template <class T>
-inline void copy_rows(const T* base, const int64_t* offsets, int64_t count, int64_t head_dim, int64_t width, float* to) {
+inline void copy_rows(const T* base, const int64_t* offsets, int64_t count, int64_t head_dim, int64_t width,
+                      float* to) {
     for (int64_t key = 0; key < count; ++key, to += width) {
         const T* from = base + offsets[key];
         int64_t column = 0;
@@ -184,7 +186,8 @@ struct SpanWork {
             const int64_t stop = tile_end(first, last);
             score(offsets[turn], first, stop);
             if (stop < last) find(stop, last, offsets[1 - turn]);
-            add_values(offsets[turn], offsets[1 - turn], first, stop, stop < last ? tile_end(stop, last) - stop : 0, state);
+            const int64_t num_next = stop < last ? tile_end(stop, last) - stop : 0;
+            add_values(offsets[turn], offsets[1 - turn], first, stop, num_next, state);
             first = stop;
             turn = 1 - turn;
         }
@@ -233,7 +236,8 @@ struct SpanWork {
         }
         for (int64_t row = 0; row < rows; ++row) {
             const int64_t position = span.first_position + row / a.heads_per_kv;
-            hide(scores + row * kTile, first_key(position) - first + lead, lead, position + 1 - first + lead, lead + count);
+            const int64_t shift = lead - first;
+            hide(scores + row * kTile, first_key(position) + shift, lead, position + 1 + shift, lead + count);
         }
     }
 
@@ -272,7 +276,9 @@ inline void attend_as(const AttentionArgs& args, const AttentionSpan& span, int6
         float* part = work.part();
         clear_state(part, work.rows, work.width);
         work.run(split * kSplitTokens, (split + 1) * kSplitTokens, part);
-        for (int64_t row = 0; row < work.rows; ++row) merge_state(state + row * stride, part + row * stride, work.width);
+        for (int64_t row = 0; row < work.rows; ++row) {
+            merge_state(state + row * stride, part + row * stride, work.width);
+        }
     }
 }
 

@@ -23,8 +23,8 @@ struct Sequences {
 class AttentionPlan {
 public:
     // The plan is the same for all layers. Raises std::invalid_argument for a table that doesn't fit the cache.
-    void make(const Sequences& sequences, int64_t kv_heads, int64_t heads_per_kv, int64_t block_size, int64_t num_blocks,
-              int64_t window, int threads);
+    void make(const Sequences& sequences, int64_t kv_heads, int64_t heads_per_kv, int64_t block_size,
+              int64_t num_blocks, int64_t window, int threads);
 
     // Attends all queries of the step.
     void run(Pool& pool, const Kernels& kernels, const AttentionArgs& args);

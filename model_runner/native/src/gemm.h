@@ -72,7 +72,8 @@ struct Int8Panels {
         Chunk(const Int8Panels& b, int64_t k) {
             int index = 0;
             for (const int8_t*& each : part) {
-                each = reinterpret_cast<const int8_t*>(b.at(k, kPanelVecs * index++)) + kScaleBytes + k % kGroup * kPanel;
+                each = reinterpret_cast<const int8_t*>(b.at(k, kPanelVecs * index++)) + kScaleBytes;
+                each += k % kGroup * kPanel;
             }
         }
         template <int index>
@@ -200,8 +201,9 @@ inline void multiply_decoded(const Panels& b, int64_t depth, const Product& p, i
         decode(b, k, k + inputs, scratch, std::make_integer_sequence<int, Panels::kStep>{});
         for_row_blocks(p.rows, kMaxRows, [&](int64_t first, int64_t rows) {
             float* y = fits ? p.y + first * p.y_stride + column : edge + first * kPanel;
-            tile<FloatRows, kMaxRows, kPanelVecs>(rows, p.x + first * p.x_stride + k, p.x_stride, {scratch, kPanel}, inputs,
-                                                  y, fits ? p.y_stride : kPanel, k > 0);
+            const float* x = p.x + first * p.x_stride + k;
+            tile<FloatRows, kMaxRows, kPanelVecs>(rows, x, p.x_stride, {scratch, kPanel}, inputs, y,
+                                                  fits ? p.y_stride : kPanel, k > 0);
         });
     }
     if (!fits) copy_results(p, 0, p.rows, column, columns, edge, kPanel);
@@ -220,7 +222,8 @@ inline void multiply_panels(const Packed& w, const Product& p, int64_t first, in
             multiply_decoded(b, w.inputs, p, column, left < kPanel ? left : kPanel, scratch);
             ++panel;
         } else if (pair_rows > 0 && p.rows <= pair_rows && panel + 1 < last) {
-            multiply<Panels, 2, pair_rows ? pair_rows : 1>(b, w.inputs, p, column, left < 2 * kPanel ? left : 2 * kPanel);
+            const int64_t columns = left < 2 * kPanel ? left : 2 * kPanel;
+            multiply<Panels, 2, pair_rows ? pair_rows : 1>(b, w.inputs, p, column, columns);
             panel += 2;
         } else {
             multiply<Panels, 1, max_rows>(b, w.inputs, p, column, left < kPanel ? left : kPanel);

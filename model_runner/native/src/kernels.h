@@ -64,8 +64,8 @@ struct Kernels {
     int64_t panel;
     int64_t gemm_scratch;  // floats
 
-    // y[row, output] = sum of x[row, input] * weight[output, input] for the outputs of some panels. Each sum is one chain
-    // of fused multiply-adds in the order of inputs, whatever the number of rows.
+    // y[row, output] = sum of x[row, input] * weight[output, input] for the outputs of some panels. Each sum is one
+    // chain of fused multiply-adds in the order of inputs, whatever the number of rows.
     void (*gemm)(const Packed& weights, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride,
                  int64_t first_panel, int64_t last_panel, float* scratch);
 

@@ -200,8 +200,8 @@ void Matrix::multiply(Pool& pool, const float* x, int64_t x_stride, int64_t rows
     const int64_t across = (panels + step - 1) / step, down = (rows + kUnitRows - 1) / kUnitRows;
     pool.run(across * down, [&](int64_t unit) {
         const int64_t first = unit % across * step, row = unit / across * kUnitRows;
-        kernels_.gemm(packed_, x + row * x_stride, x_stride, std::min(kUnitRows, rows - row), y + row * y_stride, y_stride,
-                      first, std::min(panels, first + step), thread_scratch(kernels_.gemm_scratch));
+        kernels_.gemm(packed_, x + row * x_stride, x_stride, std::min(kUnitRows, rows - row), y + row * y_stride,
+                      y_stride, first, std::min(panels, first + step), thread_scratch(kernels_.gemm_scratch));
     });
 }
 

@@ -102,7 +102,7 @@ OCTAVO_API void octavo_model_free(void* model);
 // A whole step: logits float [num_logits_rows, vocabulary].
 OCTAVO_API int octavo_forward(void* model, const octavo_batch* batch, const octavo_cache* cache, float* logits);
 
-// The same step in parts, for attention that is computed elsewhere: begin, then for each layer its two halves, then end.
+// The same step in parts, for attention computed elsewhere: begin, then for each layer its two halves, then end.
 OCTAVO_API int octavo_begin(void* model, const octavo_batch* batch);
 // qkv: float [T, heads + 2 kv heads, head dim], queries and keys rotated.
 OCTAVO_API int octavo_before_attention(void* model, const octavo_batch* batch, int64_t layer, float* qkv);

@@ -7,7 +7,7 @@
 namespace octavo {
 namespace {
 
-// A ticket's fields from the lowest bit on: next unit, units, job number. Beyond the last unit, each thread can add one.
+// A ticket's fields from the lowest bit on: next unit, units, job number. Beyond the last unit, threads add one each.
 constexpr int kUnitBits = 22;
 constexpr uint64_t kUnitMask = (uint64_t{1} << kUnitBits) - 1;
 constexpr int64_t kMaxUnits = kUnitMask / 2;

@@ -38,7 +38,9 @@ inline void for_vectors(int64_t size, const Work& work) {
     if (start < size) work(start, size - start);
 }
 
-inline Vec load_up_to(const float* from, int64_t count) { return count == kLanes ? load(from) : load_part(from, count); }
+inline Vec load_up_to(const float* from, int64_t count) {
+    return count == kLanes ? load(from) : load_part(from, count);
+}
 
 inline void store_up_to(float* to, Vec value, int64_t count) {
     if (count == kLanes) {

@@ -69,8 +69,9 @@ inline void transpose(const float* const* rows, int64_t start, float* to, int64_
     for (int column = 0; column < kLanes; column += 4) {
         Vec joined[4];
         for (int row = 0; row < 4; ++row) {
-            joined[row] = _mm256_insertf128_ps(
-                _mm256_castps128_ps256(_mm_loadu_ps(rows[row] + start + column)), _mm_loadu_ps(rows[row + 4] + start + column), 1);
+            const __m128 low = _mm_loadu_ps(rows[row] + start + column);
+            const __m128 high = _mm_loadu_ps(rows[row + 4] + start + column);
+            joined[row] = _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
         }
         const __m256d low01 = _mm256_castps_pd(_mm256_unpacklo_ps(joined[0], joined[1]));
         const __m256d low23 = _mm256_castps_pd(_mm256_unpacklo_ps(joined[2], joined[3]));

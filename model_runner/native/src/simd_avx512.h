@@ -56,8 +56,8 @@ inline Vec half_byte(Bits bits) {
     return _mm512_permutexvar_ps(_mm512_srli_epi32(bits, 4 * index), table);
 }
 
-// to[column * stride + lane] = rows[lane][start + column], for kLanes columns. Four rows are put together from quarters, so
-// that half of the work is loads and not shuffles, of which there is one a cycle.
+// to[column * stride + lane] = rows[lane][start + column], for kLanes columns. Four rows are put together from
+// quarters, so that half of the work is loads and not shuffles, of which there is one a cycle.
 inline void transpose(const float* const* rows, int64_t start, float* to, int64_t stride) {
     for (int column = 0; column < kLanes; column += 4) {
         Vec quarter[4];

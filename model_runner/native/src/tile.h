@@ -13,7 +13,9 @@ inline void tile_steps(const float* a, int64_t a_stride, const B& b, int64_t dep
     OCTAVO_UNROLL
     for (int row = 0; row < rows; ++row) {
         OCTAVO_UNROLL
-        for (int vec = 0; vec < vecs; ++vec) acc[row][vec] = continues ? load(c + row * c_stride + vec * kLanes) : all(0.0f);
+        for (int vec = 0; vec < vecs; ++vec) {
+            acc[row][vec] = continues ? load(c + row * c_stride + vec * kLanes) : all(0.0f);
+        }
     }
     const int64_t group = B::kGroup ? B::kGroup : depth;
     for (int64_t first = 0; first < depth; first += group) {
