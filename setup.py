@@ -1,21 +1,72 @@
-"""Compiles the books with mypyc when OCTAVO_COMPILE=1 is set at installation; everything else is in pyproject.toml."""
+"""Builds the CPU kernels where there is a compiler, and compiles the books with mypyc when OCTAVO_COMPILE=1 is set.
+
+Everything else is in pyproject.toml.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
-SOURCES = sorted(str(path) for path in Path("kvmanager").glob("*.py"))
+try:
+    from setuptools.errors import CompileError
+except ImportError:
+    from distutils.errors import CompileError
+
+BOOKS = sorted(str(path) for path in Path("kvmanager").glob("*.py"))
+KERNELS = Path("model_runner/native/src")
+# A plain library for ctypes: nothing in it depends on the version of Python.
+LIBRARY = "model_runner.native.liboctavo"
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread", "-g0"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+"""The flags of one file only: what is in the others runs on any CPU."""
+OWN_FLAGS = {"kernels_avx2.cpp": AVX2, "kernels_avx512.cpp": AVX512}
+
+
+class BuildKernels(build_ext):
+    """Compiles each source of the library with its own flags; the other extensions as ever."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        if fullname.split(".")[-1] != LIBRARY.split(".")[-1]:
+            return super().get_ext_filename(fullname)
+        return os.path.join(*fullname.split(".")) + ".so"
+
+    def build_extension(self, ext: Extension) -> None:
+        if ext.name != LIBRARY:
+            super().build_extension(ext)
+            return
+        objects = [each for source in ext.sources for each in self._compile(source, ext.depends)]
+        target = self.get_ext_fullpath(ext.name)
+        self.mkpath(os.path.dirname(target))
+        self.compiler.link_shared_object(objects, target, target_lang="c++", extra_postargs=["-pthread"])
+
+    def _compile(self, source: str, depends: list[str]) -> list[str]:
+        is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+        own = OWN_FLAGS.get(Path(source).name, []) if is_x86 else []
+        compiled = {"output_dir": self.build_temp, "depends": depends}
+        try:
+            return self.compiler.compile([source], extra_postargs=[*FLAGS, *own], **compiled)
+        except CompileError:
+            if not own:
+                raise
+            # A compiler too old for this instruction set: the file is empty without its flags.
+            return self.compiler.compile([source], extra_postargs=FLAGS, **compiled)
 
 
 def extensions() -> list:
+    # optional: without a compiler the installation goes on, and the model runs in plain torch.
+    sources, headers = (sorted(str(path) for path in KERNELS.glob(pattern)) for pattern in ("*.cpp", "*.h"))
+    kernels = Extension(LIBRARY, sources, depends=headers, language="c++", optional=True)
     if os.environ.get("OCTAVO_COMPILE") != "1":
-        return []
+        return [kernels]
     from mypyc.build import mypycify
 
-    return mypycify(["--strict", *SOURCES], opt_level="3", debug_level="0")
+    return [kernels, *mypycify(["--strict", *BOOKS], opt_level="3", debug_level="0")]
 
 
-setup(ext_modules=extensions())
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildKernels})

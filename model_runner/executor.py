@@ -11,12 +11,15 @@ from model_runner.attention import AttentionBackend
 from model_runner.batch import BatchEntry, pack_batch
 from model_runner.books import CopyOrder
 from model_runner.models.decoder import Decoder
+from model_runner.models.native import NativeDecoder
 
 
 class TorchExecutor:
     """A decoder and the attention backend that owns its K/V."""
 
-    def __init__(self, model: Decoder, backend: AttentionBackend, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, model: Decoder | NativeDecoder, backend: AttentionBackend, block_size: int, device: torch.device
+    ) -> None:
         self._model = model
         self._backend = backend
         self._block_size = block_size

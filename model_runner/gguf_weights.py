@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from model_runner.config import ModelConfig
 from model_runner.errors import ModelLoadError
 from model_runner.gguf_file import GgufFile
+from model_runner.weights import Grouped
 
 _WHOLE_MODEL = {
     "model.embed_tokens": "token_embd",
@@ -65,12 +67,25 @@ class GgufWeights:
     def load(self, name: str) -> Tensor:
         if name not in self._names:
             raise ModelLoadError(f"{self._reader.path} has no tensor for {name}.")
-        array = self._dequantized(self._names[name])
+        return torch.from_numpy(self._in_our_order(name, self._dequantized(self._names[name])))
+
+    def load_exact(self, name: str) -> Tensor | Grouped:
+        if name not in self._names:
+            return self.load(name)
+        raw, kind = self._reader.raw(self._names[name]), self._reader.tensors[self._names[name]].kind
+        if kind == GGMLQuantizationType.BF16:
+            return torch.from_numpy(self._in_our_order(name, raw.view(np.int16).copy())).view(torch.bfloat16)
+        if kind not in _GROUPED or raw.ndim != 2:
+            return self.load(name)
+        return _GROUPED[kind](self._in_our_order(name, raw))
+
+    def _in_our_order(self, name: str, array: NDArray) -> NDArray:
+        """The file's rows in the order of Hugging Face checkpoints."""
         if self._interleaved and ".q_proj." in name:
-            array = self._in_halves(name, array, self._config.num_heads)
+            return self._in_halves(name, array, self._config.num_heads)
         if self._interleaved and ".k_proj." in name:
-            array = self._in_halves(name, array, self._config.num_kv_heads)
-        return torch.from_numpy(array)
+            return self._in_halves(name, array, self._config.num_kv_heads)
+        return array
 
     def rope_freq_factors(self) -> Tensor | None:
         if _ROPE_FACTORS not in self._reader.tensors:
@@ -96,7 +111,7 @@ class GgufWeights:
             ) from None
         return array if array.flags.writeable else array.copy()
 
-    def _in_halves(self, name: str, array: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
+    def _in_halves(self, name: str, array: NDArray, num_heads: int) -> NDArray:
         """Puts the first of each rotated pair in the first half of its head, the second in the second half."""
         if len(array) % (2 * num_heads):
             raise ModelLoadError(
@@ -104,6 +119,45 @@ class GgufWeights:
             )
         pairs = array.reshape(num_heads, -1, 2, *array.shape[1:])
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
+
+
+def _q8_0(raw: NDArray[np.uint8]) -> Grouped:
+    """Blocks of a half-precision scale and 32 signed bytes."""
+    blocks = raw.reshape(len(raw), -1, 34)
+    numbers = blocks[..., 2:].reshape(len(raw), -1).view(np.int8)
+    return Grouped("int8", torch.from_numpy(numbers.copy()), _halves(blocks, 0), None)
+
+
+def _q4_0(raw: NDArray[np.uint8]) -> Grouped:
+    """Blocks of a half-precision scale and 32 half bytes that count from -8 on."""
+    blocks = raw.reshape(len(raw), -1, 18)
+    scales = _halves(blocks, 0)
+    return Grouped("int4", _half_bytes(blocks[..., 2:]), scales, -8 * scales)
+
+
+def _q4_1(raw: NDArray[np.uint8]) -> Grouped:
+    """Blocks of a scale and an offset in half precision, and 32 half bytes."""
+    blocks = raw.reshape(len(raw), -1, 20)
+    return Grouped("int4", _half_bytes(blocks[..., 4:]), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _halves(blocks: NDArray[np.uint8], start: int) -> Tensor:
+    """The half-precision number at a byte of each block: [rows, blocks]."""
+    return torch.from_numpy(blocks[..., start : start + 2].copy().view(np.float16)[..., 0])
+
+
+def _half_bytes(packed: NDArray[np.uint8]) -> Tensor:
+    """The low halves of a block's bytes come before the high ones: int8 [rows, inputs]."""
+    numbers = np.concatenate((packed & 15, packed >> 4), axis=-1)
+    return torch.from_numpy(numbers.reshape(len(packed), -1).view(np.int8))
+
+
+_GROUPED: dict[GGMLQuantizationType, Callable[[NDArray[np.uint8]], Grouped]] = {
+    GGMLQuantizationType.Q8_0: _q8_0,
+    GGMLQuantizationType.Q4_0: _q4_0,
+    GGMLQuantizationType.Q4_1: _q4_1,
+}
+"""Encodings that the CPU kernels compute with as they are."""
 
 
 def _names(num_layers: int) -> dict[str, str]:

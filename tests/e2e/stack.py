@@ -51,11 +51,11 @@ class Process:
 
     started: ClassVar[list[Process]] = []
 
-    def __init__(self, directory: Path, name: str, *arguments: str) -> None:
+    def __init__(self, directory: Path, name: str, *arguments: str, **env: str) -> None:
         self.log_path = directory / f"{name}-{time.monotonic_ns()}.log"
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                octavo(name, *arguments), stdout=log, stderr=subprocess.STDOUT, env=clean_environment()
+                octavo(name, *arguments), stdout=log, stderr=subprocess.STDOUT, env=clean_environment(**env)
             )
 
         self.started.append(self)
@@ -118,13 +118,14 @@ def wait_until(what: str, condition: Any, process: Process | None = None) -> Non
 class Stack:
     """A KV manager and a model runner. The runner serves SmolLM2 in float32 unless told otherwise."""
 
-    def __init__(self, directory: Path, *runner_arguments: str) -> None:
+    def __init__(self, directory: Path, *runner_arguments: str, **runner_env: str) -> None:
         self.directory = directory
         self.kv_address = f"unix:{directory}/kv.sock"
         self.runner_address = f"unix:{directory}/runner.sock"
         self.kv_metrics = f"127.0.0.1:{free_port()}"
         self.runner_metrics = f"127.0.0.1:{free_port()}"
         self._runner_arguments = runner_arguments
+        self._runner_env = runner_env
         self.manager: Process | None = None
         self.runner: Process | None = None
 
@@ -141,6 +142,7 @@ class Stack:
             *("--kv-address", self.kv_address, "--runner-address", self.runner_address),
             *("--runner-metrics-address", self.runner_metrics, "--weights-dtype", "float32"),
             *self._runner_arguments,
+            **self._runner_env,
         )
         return self.runner
 
@@ -197,9 +199,9 @@ def _by_text(found: dict[tuple[str, tuple[tuple[str, str], ...]], float]) -> dic
 
 
 @contextmanager
-def running_stack(directory: Path, *runner_arguments: str) -> Iterator[Stack]:
+def running_stack(directory: Path, *runner_arguments: str, **runner_env: str) -> Iterator[Stack]:
     """Both services, stopped at the end."""
-    stack = Stack(directory, *runner_arguments)
+    stack = Stack(directory, *runner_arguments, **runner_env)
     try:
         yield stack.start()
     finally:

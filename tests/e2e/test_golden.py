@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from model_runner import native
 from model_runner.request import Chunk
 from services.client import Client, OctavoError
 from tests.e2e.stack import Stack, golden_items, running_stack
@@ -138,6 +139,27 @@ def test_other_ways_to_compute_it(tmp_path: Path, arguments: tuple[str, ...]) ->
         items = [*ITEMS[:4], ITEMS[6], ITEMS[12], ITEMS[17], ITEMS[19]]
         for item, chunks in zip(items, threads.map(lambda item: collect(client, item), items), strict=True):
             assert_golden(client, item, chunks)
+        stack.assert_nothing_held()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "kernels"),
+    [
+        (("--weights-dtype", "auto"), {}, "weights held as "),
+        (("--weights-dtype", "auto"), {"OCTAVO_NATIVE_ISA": "scalar"}, "scalar, weights held as "),
+        ((), {"OCTAVO_NATIVE": "0"}, "kernels: torch; OCTAVO_NATIVE=0 turns the CPU kernels off"),
+    ],
+    ids=["as the file", "scalar", "off"],
+)
+def test_kernels(tmp_path: Path, arguments: tuple[str, ...], env: dict[str, str], kernels: str) -> None:
+    with running_stack(tmp_path, *arguments, **env) as stack, stack.client() as client:
+        assert stack.runner is not None
+        if env.get("OCTAVO_NATIVE") == "0" or native.library() is not None:
+            assert kernels in stack.runner.log
+        with ThreadPoolExecutor(4) as threads:
+            items = [*CLEAR_ITEMS, ITEMS[19]]
+            for item, chunks in zip(items, threads.map(lambda item: collect(client, item), items), strict=True):
+                assert_golden(client, item, chunks)
         stack.assert_nothing_held()
 
 

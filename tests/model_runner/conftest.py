@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -25,6 +26,13 @@ def torch_threads() -> None:
 def smollm2(torch_threads: None) -> LoadedModel:
     """SmolLM2-135M-Instruct in float32 on the CPU."""
     return load_model(demo_model_path())
+
+
+@pytest.fixture(scope="session")
+def smollm2_in_torch(torch_threads: None) -> LoadedModel:
+    """The same in plain torch, as where there are no CPU kernels."""
+    with mock.patch("model_runner.loading.library", return_value=None):
+        return load_model(demo_model_path())
 
 
 @pytest.fixture(scope="session")

@@ -212,9 +212,10 @@ class TestShapes:
         reference = world.rows(steps)
         for sequence, rows in zip(world.sequences, reference, strict=True):
             assert_near(rows, sequence.expected(world.shape))
-        world.restart("cpu")
-        for rows, expected in zip(world.rows(steps), reference, strict=True):
-            assert_near(rows, expected)
+        for name in ("cpu", "cpu_torch"):
+            world.restart(name)
+            for rows, expected in zip(world.rows(steps), reference, strict=True):
+                assert_near(rows, expected)
 
     @pytest.mark.parametrize("window", [1, 2, 5, 8, 9, 16, 17, 1000])
     @pytest.mark.parametrize("heads", HEADS)
@@ -337,7 +338,7 @@ class TestHowItIsComputedDoesNotMatter:
 
 def slots_of(backend: AttentionBackend) -> tuple[Tensor, Tensor]:
     """K and V, copied, as [layers, blocks, block_size, kv heads, head_dim], whatever the backend's own layout is."""
-    swap = {"reference": False, "cpu": True}[backend.name]
+    swap = {"reference": False, "cpu": True, "cpu_torch": True}[backend.name]
     keys, values = ((each.transpose(2, 3) if swap else each).clone() for each in (backend.keys, backend.values))
     return keys, values
 

@@ -55,7 +55,7 @@ def last_logits(model: Decoder, backend: AttentionBackend, token_ids: list[int],
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 40])
-@pytest.mark.parametrize("attention", ["reference", "cpu"])
+@pytest.mark.parametrize("attention", ["reference", "cpu", "cpu_torch"])
 def test_logits_are_those_of_transformers(folder: Path, attention: str, chunk: int) -> None:
     config = config_from_hf(folder)
     model = Decoder(config, SafetensorsWeights(folder), torch.float32, CPU)

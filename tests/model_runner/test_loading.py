@@ -173,8 +173,8 @@ def test_demo_package_without_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refused(folder: Path, write_tiny: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"nowhere\.gguf does not exist"):
         load_model(tmp_path / "nowhere.gguf")
-    with pytest.raises(ModelLoadError, match="'int4' is not supported"):
-        load_model(write_tiny(), weights_dtype="int4")
+    with pytest.raises(ModelLoadError, match="'int3' is not supported"):
+        load_model(write_tiny(), weights_dtype="int3")
     with pytest.raises(ModelLoadError, match=r"is no GGUF file"):
         load_model(folder / "model.safetensors")
     (folder / "tokenizer.json").unlink()

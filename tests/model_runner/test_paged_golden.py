@@ -61,22 +61,31 @@ def _backend(loaded: LoadedModel, attention: str, block_size: int, num_blocks: i
     return create_backend(attention, shape)
 
 
+@pytest.fixture
+def loaded(request: pytest.FixtureRequest, layers: str) -> LoadedModel:
+    return request.getfixturevalue({"native": "smollm2", "torch": "smollm2_in_torch"}[layers])
+
+
 @pytest.mark.parametrize(
-    ("attention", "block_size", "chunk"),
+    ("layers", "attention", "block_size", "chunk"),
     [
-        ("reference", 16, WHOLE),
-        ("cpu", 16, WHOLE),
-        ("cpu", 8, 7),
-        ("cpu", 32, 7),
-        ("reference", 8, 7),
+        ("native", "cpu", 16, WHOLE),
+        ("native", "cpu", 8, 7),
+        ("native", "cpu", 128, 7),
+        ("native", "reference", 32, 7),
+        ("torch", "cpu", 32, 7),
+        ("torch", "cpu_torch", 16, WHOLE),
+        ("torch", "cpu_torch", 8, 7),
+        ("torch", "reference", 16, WHOLE),
+        ("torch", "reference", 8, 7),
     ],
 )
 def test_first_logits_of_all_prompts_side_by_side(
-    smollm2: LoadedModel, golden_smollm2: list[dict[str, Any]], attention: str, block_size: int, chunk: int
+    loaded: LoadedModel, golden_smollm2: list[dict[str, Any]], attention: str, block_size: int, chunk: int
 ) -> None:
     assert len(golden_smollm2) == 20
     prompts = [item["prompt_token_ids"] for item in golden_smollm2]
-    logits = Paged(smollm2, attention, block_size, prompts).prefill([len(prompt) for prompt in prompts], chunk)
+    logits = Paged(loaded, attention, block_size, prompts).prefill([len(prompt) for prompt in prompts], chunk)
     for item, ours in zip(golden_smollm2, logits, strict=True):
         recorded = item["first_logits"]
         expected = torch.tensor(recorded["logits"])
@@ -84,13 +93,13 @@ def test_first_logits_of_all_prompts_side_by_side(
         assert ours.logsumexp(dim=0).item() == pytest.approx(recorded["logsumexp"], abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("attention", ["reference", "cpu"])
+@pytest.mark.parametrize(("layers", "attention"), [("native", "cpu"), ("torch", "cpu_torch"), ("torch", "reference")])
 def test_greedy_tokens_when_the_recorded_ones_are_fed(
-    smollm2: LoadedModel, golden_smollm2: list[dict[str, Any]], attention: str
+    loaded: LoadedModel, golden_smollm2: list[dict[str, Any]], attention: str
 ) -> None:
     """All answers decode in one batch, at lengths of their own; each recorded token is fed, whatever ours was."""
     prompts = [item["prompt_token_ids"] for item in golden_smollm2]
-    paged = Paged(smollm2, attention, 16, [item["prompt_token_ids"] + item["output_ids"] for item in golden_smollm2])
+    paged = Paged(loaded, attention, 16, [item["prompt_token_ids"] + item["output_ids"] for item in golden_smollm2])
     logits = paged.prefill([len(prompt) for prompt in prompts])
     for turn in range(len(golden_smollm2[0]["output_ids"])):
         for item, best in zip(golden_smollm2, logits.argmax(dim=1).tolist(), strict=True):

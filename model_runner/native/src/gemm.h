@@ -1,0 +1,262 @@
+// Products with packed weights. Included into an instruction set's namespace, after tile.h.
+
+constexpr int64_t kPanel = kPanelVecs * kLanes;
+
+// Inputs that are decoded at a time when many rows share them: few enough that they stay in the first cache.
+constexpr int64_t kDecodedInputs = 128;
+
+// One panel, or two neighbours, of each form. See Packed for the layout.
+struct Float32Panels {
+    static constexpr int64_t kGroup = 0, kStep = 1;
+    const uint8_t* data;
+    int64_t panel_bytes;
+    template <int vecs>
+    using Scales = NoScales;
+    template <int vecs>
+    struct Chunk {
+        const float* part[(vecs + kPanelVecs - 1) / kPanelVecs];
+        Chunk(const Float32Panels& b, int64_t k) {
+            int index = 0;
+            for (const float*& each : part) {
+                each = reinterpret_cast<const float*>(b.data + index++ * b.panel_bytes) + k * kPanel;
+            }
+        }
+        template <int>
+        Vec get(const NoScales&, int vec) const { return load(part[vec / kPanelVecs] + vec % kPanelVecs * kLanes); }
+    };
+};
+
+struct Bfloat16Panels {
+    static constexpr int64_t kGroup = 0, kStep = 2;
+    const uint8_t* data;
+    int64_t panel_bytes;
+    template <int vecs>
+    using Scales = NoScales;
+    template <int vecs>
+    struct Chunk {
+        Bits pair[vecs];
+        Chunk(const Bfloat16Panels& b, int64_t k) {
+            OCTAVO_UNROLL
+            for (int vec = 0; vec < vecs; ++vec) {
+                const uint8_t* panel = b.data + vec / kPanelVecs * b.panel_bytes;
+                pair[vec] = load_bits(reinterpret_cast<const uint32_t*>(panel) + k / 2 * kPanel +
+                                      vec % kPanelVecs * kLanes);
+            }
+        }
+        template <int index>
+        Vec get(const NoScales&, int vec) const { return index ? high_bf16(pair[vec]) : low_bf16(pair[vec]); }
+    };
+};
+
+struct Int8Panels {
+    static constexpr int64_t kGroup = octavo::kGroup, kStep = 4;
+    static constexpr int64_t kScaleBytes = kPanel * 2, kGroupBytes = kScaleBytes + kGroup * kPanel;
+    const uint8_t* data;
+    int64_t panel_bytes;
+    const uint8_t* at(int64_t k, int vec) const {
+        return data + vec / kPanelVecs * panel_bytes + k / kGroup * kGroupBytes;
+    }
+    template <int vecs>
+    struct Scales {
+        Vec scale[vecs];
+        Scales(const Int8Panels& b, int64_t k) {
+            OCTAVO_UNROLL
+            for (int vec = 0; vec < vecs; ++vec) {
+                scale[vec] = load_half(reinterpret_cast<const uint16_t*>(b.at(k, vec)) + vec % kPanelVecs * kLanes);
+            }
+        }
+    };
+    template <int vecs>
+    struct Chunk {
+        const int8_t* part[(vecs + kPanelVecs - 1) / kPanelVecs];
+        Chunk(const Int8Panels& b, int64_t k) {
+            int index = 0;
+            for (const int8_t*& each : part) {
+                each = reinterpret_cast<const int8_t*>(b.at(k, kPanelVecs * index++)) + kScaleBytes;
+                each += k % kGroup * kPanel;
+            }
+        }
+        template <int index>
+        Vec get(const Scales<vecs>& scales, int vec) const {
+            const int8_t* weights = part[vec / kPanelVecs] + index * kPanel + vec % kPanelVecs * kLanes;
+            return mul(scales.scale[vec], load_int8(weights));
+        }
+    };
+};
+
+struct Int4Panels {
+    static constexpr int64_t kGroup = octavo::kGroup, kStep = 8;
+    static constexpr int64_t kScaleBytes = kPanel * 4, kGroupBytes = kScaleBytes + kGroup / 8 * kPanel * 4;
+    const uint8_t* data;
+    int64_t panel_bytes;
+    const uint8_t* at(int64_t k, int vec) const {
+        return data + vec / kPanelVecs * panel_bytes + k / kGroup * kGroupBytes;
+    }
+    template <int vecs>
+    struct Scales {
+        Vec scale[vecs], offset[vecs];
+        Scales(const Int4Panels& b, int64_t k) {
+            OCTAVO_UNROLL
+            for (int vec = 0; vec < vecs; ++vec) {
+                const uint16_t* halves = reinterpret_cast<const uint16_t*>(b.at(k, vec)) + vec % kPanelVecs * kLanes;
+                scale[vec] = load_half(halves);
+                offset[vec] = load_half(halves + kPanel);
+            }
+        }
+    };
+    template <int vecs>
+    struct Chunk {
+        Bits bits[vecs];
+        Chunk(const Int4Panels& b, int64_t k) {
+            OCTAVO_UNROLL
+            for (int vec = 0; vec < vecs; ++vec) {
+                const uint32_t* words = reinterpret_cast<const uint32_t*>(b.at(k, vec) + kScaleBytes);
+                bits[vec] = load_bits(words + k % kGroup / 8 * kPanel + vec % kPanelVecs * kLanes);
+            }
+        }
+        template <int index>
+        Vec get(const Scales<vecs>& scales, int vec) const {
+            return fma(half_byte<index>(bits[vec]), scales.scale[vec], scales.offset[vec]);
+        }
+    };
+};
+
+// to[input - first, output] for some inputs of one panel.
+template <class Panels, int... step>
+inline void decode(const Panels& panel, int64_t first, int64_t last, float* to, std::integer_sequence<int, step...>) {
+    const int64_t group = Panels::kGroup ? Panels::kGroup : last - first;
+    for (int64_t begin = first; begin < last; begin += group) {
+        const typename Panels::template Scales<kPanelVecs> scales(panel, begin);
+        for (int64_t k = begin; k < begin + group; k += Panels::kStep) {
+            const typename Panels::template Chunk<kPanelVecs> chunk(panel, k);
+            const auto put = [&](auto index) {
+                float* row = to + (k - first + index()) * kPanel;
+                OCTAVO_UNROLL
+                for (int vec = 0; vec < kPanelVecs; ++vec) {
+                    store(row + vec * kLanes, chunk.template get<index()>(scales, vec));
+                }
+            };
+            (put(std::integral_constant<int, step>{}), ...);
+        }
+    }
+}
+
+// Calls work(first, count) for blocks of at most `most` rows, about equal ones: a block of one row at the end would
+// read the weights again for an eighth of the work.
+template <class Work>
+inline void for_row_blocks(int64_t rows, int64_t most, const Work& work) {
+    const int64_t blocks = (rows + most - 1) / most;
+    for (int64_t block = 0; block < blocks; ++block) {
+        const int64_t first = rows * block / blocks;
+        work(first, rows * (block + 1) / blocks - first);
+    }
+}
+
+struct Product {
+    const float* x;
+    int64_t x_stride;
+    int64_t rows;
+    float* y;
+    int64_t y_stride;
+};
+
+// Results of panels that stick out beyond the last output go here first.
+struct Overhang {
+    float values[kMaxRows * 2 * kPanel];
+};
+
+// Writes what fits of a block's results.
+inline void copy_results(const Product& p, int64_t first_row, int64_t rows, int64_t column, int64_t columns,
+                         const float* from, int64_t stride) {
+    for (int64_t row = 0; row < rows; ++row) {
+        std::memcpy(p.y + (first_row + row) * p.y_stride + column, from + row * stride, columns * sizeof(float));
+    }
+}
+
+// Weights decoded as they are used. `panels` neighbours at once: one panel's chains are too few to keep the units busy
+// with a row or two.
+template <class Panels, int panels, int max_rows>
+inline void multiply(const Panels& b, int64_t depth, const Product& p, int64_t column, int64_t columns) {
+    for_row_blocks(p.rows, max_rows, [&](int64_t first, int64_t rows) {
+        const float* x = p.x + first * p.x_stride;
+        if (columns == panels * kPanel) {
+            float* y = p.y + first * p.y_stride + column;
+            return tile<Panels, max_rows, panels * kPanelVecs>(rows, x, p.x_stride, b, depth, y, p.y_stride, false);
+        }
+        Overhang out;
+        const int64_t stride = panels * kPanel;
+        tile<Panels, max_rows, panels * kPanelVecs>(rows, x, p.x_stride, b, depth, out.values, stride, false);
+        copy_results(p, first, rows, column, columns, out.values, stride);
+    });
+}
+
+// Weights decoded once for all rows.
+template <class Panels>
+inline void multiply_decoded(const Panels& b, int64_t depth, const Product& p, int64_t column, int64_t columns,
+                             float* scratch) {
+    float* edge = scratch + kDecodedInputs * kPanel;
+    const bool fits = columns == kPanel;
+    for (int64_t k = 0; k < depth; k += kDecodedInputs) {
+        const int64_t inputs = depth - k < kDecodedInputs ? depth - k : kDecodedInputs;
+        decode(b, k, k + inputs, scratch, std::make_integer_sequence<int, Panels::kStep>{});
+        for_row_blocks(p.rows, kMaxRows, [&](int64_t first, int64_t rows) {
+            float* y = fits ? p.y + first * p.y_stride + column : edge + first * kPanel;
+            const float* x = p.x + first * p.x_stride + k;
+            tile<FloatRows, kMaxRows, kPanelVecs>(rows, x, p.x_stride, {scratch, kPanel}, inputs, y,
+                                                  fits ? p.y_stride : kPanel, k > 0);
+        });
+    }
+    if (!fits) copy_results(p, 0, p.rows, column, columns, edge, kPanel);
+}
+
+// decode_rows: from this many rows on, decoding once for all is faster than for each block of rows. In float32 that is
+// a copy, after which the weights come from the first cache.
+template <class Panels, int pair_rows, int max_rows>
+inline void multiply_panels(const Packed& w, const Product& p, int64_t first, int64_t last, float* scratch,
+                            int64_t decode_rows) {
+    int64_t panel = first;
+    while (panel < last) {
+        const Panels b{w.data + panel * w.panel_bytes, w.panel_bytes};
+        const int64_t column = panel * kPanel, left = w.outputs - column;
+        if (p.rows >= decode_rows) {
+            multiply_decoded(b, w.inputs, p, column, left < kPanel ? left : kPanel, scratch);
+            ++panel;
+        } else if (pair_rows > 0 && p.rows <= pair_rows && panel + 1 < last) {
+            const int64_t columns = left < 2 * kPanel ? left : 2 * kPanel;
+            multiply<Panels, 2, pair_rows ? pair_rows : 1>(b, w.inputs, p, column, columns);
+            panel += 2;
+        } else {
+            multiply<Panels, 1, max_rows>(b, w.inputs, p, column, left < kPanel ? left : kPanel);
+            ++panel;
+        }
+    }
+}
+
+// Rows at most in a call: the overhang of a decoded panel takes them all.
+constexpr int64_t kGemmRows = 128;
+constexpr int64_t kGemmScratch = (kDecodedInputs + kGemmRows) * kPanel;
+// With 32 registers two panels go with up to 4 rows, with 16 registers up to 2; scales take more of them.
+constexpr bool kManyRegisters = kRegisters >= 32;
+constexpr int kPairRows = kManyRegisters ? 4 : 2, kPairRowsScaled = kManyRegisters ? 2 : 1;
+
+void gemm(const Packed& w, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride, int64_t first,
+          int64_t last, float* scratch) {
+    for (int64_t row = 0; row < rows; row += kGemmRows) {
+        const int64_t count = rows - row < kGemmRows ? rows - row : kGemmRows;
+        const Product p{x + row * x_stride, x_stride, count, y + row * y_stride, y_stride};
+        switch (w.form) {
+            case Form::float32:
+                multiply_panels<Float32Panels, kPairRows, kMaxRows>(w, p, first, last, scratch, 2 * kMaxRows + 1);
+                break;
+            case Form::bfloat16:
+                multiply_panels<Bfloat16Panels, kPairRows, kMaxRows>(w, p, first, last, scratch, 2 * kMaxRows + 1);
+                break;
+            case Form::int8:
+                multiply_panels<Int8Panels, kPairRowsScaled, 4>(w, p, first, last, scratch, 5);
+                break;
+            case Form::int4:
+                multiply_panels<Int4Panels, kPairRowsScaled, 4>(w, p, first, last, scratch, 5);
+                break;
+        }
+    }
+}

@@ -1,0 +1,32 @@
+// Fills an instruction set's namespace with all kernels: the file that includes this defines OCTAVO_ISA, the namespace,
+// and has included its vectors.
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "kernels.h"
+#include "numbers.h"
+
+namespace octavo::OCTAVO_ISA {
+
+inline float number(float value) { return value; }
+inline float number(uint16_t value) { return from_bf16(value); }
+
+#include "tile.h"
+
+#include "gemm.h"
+
+#include "rowwise.h"
+
+#include "attention.h"
+
+#include "probe.h"
+
+constexpr Kernels table(const char* name) {
+    return {name,     kPanel,           kGemmScratch, gemm,          state_floats, attention_scratch, attend,
+            finish_attention, rms_norm, add_to,       silu_multiply, rotate,       2 * kLanes * kProbeChains,
+            multiply_add_probe, read_probe};
+}
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,98 @@
+// What each instruction set offers: the same sources compiled once for each, chosen when the library is loaded.
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+// How a matrix is held. All products and sums are float32, whatever the form.
+enum class Form : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, int4 = 3 };
+
+// Along the inputs, this many weights of an int8 or int4 matrix share a scale (and an offset).
+constexpr int64_t kGroup = 32;
+
+// Weights [outputs, inputs] as panels of Kernels::panel outputs, which are read from front to back. In a panel, for
+// each input (of f32), pair (bf16) or group (int8, int4) the weights of all outputs lie together:
+//   float32   float[panel] for each input
+//   bfloat16  uint32[panel] for each two inputs, the first one in the low half
+//   int8      half scale[panel], then int8[panel] for each of 32 inputs
+//   int4      half scale[panel], half offset[panel], then uint32[panel] for each 8 of 32 inputs, lowest bits first
+// Outputs beyond the last are 0.
+struct Packed {
+    Form form;
+    int64_t outputs;
+    int64_t inputs;
+    int64_t panel_bytes;
+    const uint8_t* data;
+};
+
+// One layer's K/V, [blocks, kv heads, block size, head dim], and the step's queries and results in rows of tokens.
+struct AttentionArgs {
+    const void* keys;
+    const void* values;
+    bool is_bf16;
+    int64_t kv_heads;
+    int64_t heads_per_kv;
+    int64_t head_dim;
+    int64_t block_size;
+    int64_t window;  // keys that a query sees, its own included; 0 for all
+    float scale;
+    const float* queries;
+    int64_t query_stride;  // floats from one token's queries to the next
+    float* output;
+    int64_t output_stride;
+};
+
+// Some tokens of one sequence, and the KV head whose queries are computed: what one call computes.
+struct AttentionSpan {
+    const int32_t* table;
+    int64_t first_row;
+    int64_t first_position;
+    int64_t tokens;
+    int64_t kv_head;
+};
+
+// The context is cut at multiples of this many tokens; results of the parts are merged in their order. It is part of
+// what makes a result the same in any batch: nothing else about the batch goes into a sum's order.
+constexpr int64_t kSplitTokens = 256;
+
+// At most this many query rows are computed together (or one token's, if it has more).
+constexpr int64_t kSpanRows = 48;
+
+struct Kernels {
+    const char* name;
+    int64_t panel;
+    int64_t gemm_scratch;  // floats
+
+    // y[row, output] = sum of x[row, input] * weight[output, input] for the outputs of some panels. Each sum is one
+    // chain of fused multiply-adds in the order of inputs, whatever the number of rows.
+    void (*gemm)(const Packed& weights, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride,
+                 int64_t first_panel, int64_t last_panel, float* scratch);
+
+    // Floats of the state of one row (sum of values, maximum, sum of weights), and of a span's scratch.
+    int64_t (*state_floats)(int64_t head_dim);
+    int64_t (*attention_scratch)(int64_t rows, int64_t head_dim);
+    // The state of a span's rows over some splits of the context: state[row] for token-major rows (token, query head).
+    void (*attend)(const AttentionArgs& args, const AttentionSpan& span, int64_t first_split, int64_t last_split,
+                   float* state, float* scratch);
+    // Merges states of consecutive splits, `distance` floats apart, and writes the results.
+    void (*finish_attention)(const AttentionArgs& args, const AttentionSpan& span, float* states, int64_t count,
+                             int64_t distance);
+
+    void (*rms_norm)(const float* x, const float* weight, int64_t size, float epsilon, float* y);
+    void (*add)(float* x, const float* y, int64_t size);                           // x += y
+    void (*silu_multiply)(const float* gate, const float* up, int64_t size, float* y);  // y = silu(gate) * up
+    void (*rotate)(float* head, const float* cos, const float* sin, int64_t half);  // pairs (i, i + half)
+
+    // For benchmarks: what this CPU can do at most.
+    int64_t probe_flops;  // of one turn
+    float (*multiply_add_probe)(int64_t turns);
+    float (*read_probe)(const float* from, int64_t size);
+};
+
+// In the order of preference; each is null on a machine or in a build that cannot have it.
+const Kernels* avx512_kernels();
+const Kernels* avx2_kernels();
+const Kernels* scalar_kernels();  // on ARM compiled to NEON, and named so
+
+}  // namespace octavo

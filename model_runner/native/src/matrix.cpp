@@ -1,0 +1,208 @@
+#include "matrix.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include <sys/mman.h>
+
+#include "numbers.h"
+
+namespace octavo {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kLine = 64;
+
+// Rows that one thread packs at a time.
+constexpr int64_t kFillRows = 16;
+// Rows that are multiplied together by one thread: their inputs stay in its second cache.
+constexpr int64_t kUnitRows = 128;
+// Units for each thread: enough that none waits long for the last one.
+constexpr int64_t kUnitsPerThread = 8;
+
+int64_t bytes_per_panel(Form form, int64_t panel, int64_t inputs) {
+    switch (form) {
+        case Form::float32: return panel * inputs * 4;
+        case Form::bfloat16: return panel * inputs * 2;
+        case Form::int8: return inputs / kGroup * (panel * 2 + panel * kGroup);
+        case Form::int4: return inputs / kGroup * (panel * 4 + panel * kGroup / 2);
+    }
+    return 0;
+}
+
+// The nearest number in half precision, the even one of two; too large ones become infinite.
+uint16_t to_half(float value) {
+    const uint32_t bits = bits_of_float(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
+    if (magnitude > 0x7F800000) return static_cast<uint16_t>(sign | 0x7E00);
+    if (magnitude >= 0x477FF000) return static_cast<uint16_t>(sign | 0x7C00);
+    if (magnitude < 0x38800000) {
+        const float scaled = std::nearbyint(float_of_bits(magnitude) * 0x1p24f);
+        return static_cast<uint16_t>(sign | static_cast<uint32_t>(scaled));
+    }
+    return static_cast<uint16_t>(sign | (((magnitude + 0xFFF + (magnitude >> 13 & 1)) >> 13) - (112 << 10)));
+}
+
+struct Group {
+    int8_t numbers[kGroup];
+    uint16_t scale;
+    uint16_t offset;
+};
+
+int8_t nearest(float value, float low, float high) {
+    return static_cast<int8_t>(std::nearbyint(std::min(high, std::max(low, value))));
+}
+
+// 32 weights as whole numbers: symmetric in 8 bits, between their least and greatest in 4 bits.
+Group quantize(const float* weights, Form form) {
+    Group group{};
+    const auto [least, greatest] = std::minmax_element(weights, weights + kGroup);
+    const bool is_int4 = form == Form::int4;
+    const float span = is_int4 ? (*greatest - *least) / 15 : std::max(-*least, *greatest) / 127;
+    group.scale = to_half(span);
+    group.offset = is_int4 ? to_half(*least) : 0;
+    const float scale = from_half(group.scale), offset = from_half(group.offset);
+    for (int64_t index = 0; index < kGroup; ++index) {
+        const float steps = scale == 0 ? 0 : (weights[index] - offset) / scale;
+        group.numbers[index] = is_int4 ? nearest(steps, 0, 15) : nearest(steps, -127, 127);
+    }
+    return group;
+}
+
+}  // namespace
+
+Buffer::Buffer(size_t bytes) : data_(nullptr), bytes_(bytes) {
+    void* memory = nullptr;
+    const size_t whole = bytes / kHugePage * kHugePage;
+    if (posix_memalign(&memory, whole ? kHugePage : kLine, std::max<size_t>(bytes, 1)) != 0) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+    // The rest stays in small pages: a huge one that is mostly empty would be memory taken for nothing.
+    if (whole) madvise(memory, whole, MADV_HUGEPAGE);
+#endif
+    std::memset(memory, 0, bytes);
+    data_ = static_cast<uint8_t*>(memory);
+}
+
+Buffer::~Buffer() { std::free(data_); }
+
+float* thread_scratch(int64_t floats) {
+    thread_local std::unique_ptr<Buffer> buffer;
+    const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
+    if (!buffer || buffer->bytes() < bytes) buffer = std::make_unique<Buffer>(bytes);
+    return reinterpret_cast<float*>(buffer->data());
+}
+
+bool form_fits(Form form, int64_t inputs) {
+    return form == Form::float32 || inputs % (form == Form::bfloat16 ? 2 : kGroup) == 0;
+}
+
+Matrix::Matrix(const Kernels& kernels, Form form, int64_t outputs, int64_t inputs)
+    : kernels_(kernels),
+      packed_{form, outputs, inputs, bytes_per_panel(form, kernels.panel, inputs), nullptr},
+      buffer_(static_cast<size_t>(packed_.panel_bytes * ((outputs + kernels.panel - 1) / kernels.panel))) {
+    packed_.data = buffer_.data();
+}
+
+uint8_t* Matrix::panel_of(int64_t output) const {
+    return buffer_.data() + output / kernels_.panel * packed_.panel_bytes;
+}
+
+void Matrix::fill(Pool& pool, int64_t first, int64_t count, const float* weights) {
+    pool.run((count + kFillRows - 1) / kFillRows, [&](int64_t unit) {
+        for (int64_t row = unit * kFillRows; row < std::min(count, (unit + 1) * kFillRows); ++row) {
+            fill_row(first + row, weights + row * packed_.inputs);
+        }
+    });
+}
+
+void Matrix::fill_row(int64_t output, const float* weights) {
+    const int64_t width = kernels_.panel, lane = output % width;
+    uint8_t* panel = panel_of(output);
+    switch (packed_.form) {
+        case Form::float32:
+            for (int64_t k = 0; k < packed_.inputs; ++k) reinterpret_cast<float*>(panel)[k * width + lane] = weights[k];
+            break;
+        case Form::bfloat16:
+            for (int64_t k = 0; k < packed_.inputs; k += 2) {
+                const uint32_t pair = to_bf16(weights[k]) | static_cast<uint32_t>(to_bf16(weights[k + 1])) << 16;
+                reinterpret_cast<uint32_t*>(panel)[k / 2 * width + lane] = pair;
+            }
+            break;
+        case Form::int8:
+        case Form::int4:
+            for (int64_t group = 0; group < packed_.inputs / kGroup; ++group) {
+                const Group rounded_group = quantize(weights + group * kGroup, packed_.form);
+                put_group(output, group, rounded_group.numbers, rounded_group.scale, rounded_group.offset);
+            }
+            break;
+    }
+}
+
+void Matrix::fill_groups(Pool& pool, int64_t first, int64_t count, const int8_t* numbers, const uint16_t* scales,
+                         const uint16_t* offsets) {
+    const int64_t groups = packed_.inputs / kGroup;
+    pool.run((count + kFillRows - 1) / kFillRows, [&](int64_t unit) {
+        for (int64_t row = unit * kFillRows; row < std::min(count, (unit + 1) * kFillRows); ++row) {
+            for (int64_t group = row * groups; group < (row + 1) * groups; ++group) {
+                const uint16_t offset = offsets == nullptr ? 0 : offsets[group];
+                put_group(first + row, group - row * groups, numbers + group * kGroup, scales[group], offset);
+            }
+        }
+    });
+}
+
+void Matrix::put_group(int64_t output, int64_t group, const int8_t* numbers, uint16_t scale, uint16_t offset) {
+    const int64_t width = kernels_.panel, lane = output % width;
+    uint8_t* at = panel_of(output) + packed_.panel_bytes / (packed_.inputs / kGroup) * group;
+    reinterpret_cast<uint16_t*>(at)[lane] = scale;
+    if (packed_.form == Form::int8) {
+        for (int64_t k = 0; k < kGroup; ++k) at[width * 2 + k * width + lane] = static_cast<uint8_t>(numbers[k]);
+        return;
+    }
+    reinterpret_cast<uint16_t*>(at)[width + lane] = offset;
+    for (int64_t k = 0; k < kGroup; k += 8) {
+        uint32_t word = 0;
+        for (int64_t index = 0; index < 8; ++index) word |= static_cast<uint32_t>(numbers[k + index] & 15) << 4 * index;
+        reinterpret_cast<uint32_t*>(at + width * 4)[k / 8 * width + lane] = word;
+    }
+}
+
+void Matrix::row(int64_t output, float* to) const {
+    const int64_t width = kernels_.panel, lane = output % width;
+    const uint8_t* panel = panel_of(output);
+    for (int64_t k = 0; k < packed_.inputs; ++k) {
+        if (packed_.form == Form::float32) {
+            to[k] = reinterpret_cast<const float*>(panel)[k * width + lane];
+        } else if (packed_.form == Form::bfloat16) {
+            const uint32_t pair = reinterpret_cast<const uint32_t*>(panel)[k / 2 * width + lane];
+            to[k] = from_bf16(static_cast<uint16_t>(k % 2 ? pair >> 16 : pair));
+        } else {
+            const uint8_t* at = panel + packed_.panel_bytes / (packed_.inputs / kGroup) * (k / kGroup);
+            const float scale = from_half(reinterpret_cast<const uint16_t*>(at)[lane]);
+            if (packed_.form == Form::int8) {
+                to[k] = scale * static_cast<int8_t>(at[width * 2 + k % kGroup * width + lane]);
+            } else {
+                const uint32_t word = reinterpret_cast<const uint32_t*>(at + width * 4)[k % kGroup / 8 * width + lane];
+                const float offset = from_half(reinterpret_cast<const uint16_t*>(at)[width + lane]);
+                to[k] = std::fma(scale, static_cast<float>(word >> 4 * (k % 8) & 15), offset);
+            }
+        }
+    }
+}
+
+void Matrix::multiply(Pool& pool, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride) const {
+    const int64_t panels = (packed_.outputs + kernels_.panel - 1) / kernels_.panel;
+    // An even number, since two panels go together when there are few rows.
+    const int64_t step = std::max<int64_t>(2, panels / (pool.threads() * kUnitsPerThread) / 2 * 2);
+    const int64_t across = (panels + step - 1) / step, down = (rows + kUnitRows - 1) / kUnitRows;
+    pool.run(across * down, [&](int64_t unit) {
+        const int64_t first = unit % across * step, row = unit / across * kUnitRows;
+        kernels_.gemm(packed_, x + row * x_stride, x_stride, std::min(kUnitRows, rows - row), y + row * y_stride,
+                      y_stride, first, std::min(panels, first + step), thread_scratch(kernels_.gemm_scratch));
+    });
+}
+
+}  // namespace octavo

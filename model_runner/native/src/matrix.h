@@ -1,0 +1,66 @@
+// A packed weight matrix that owns its memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace octavo {
+
+// Memory on a cache line's boundary, in huge pages where the system has them; zero at first.
+class Buffer {
+public:
+    explicit Buffer(size_t bytes);
+    ~Buffer();
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    uint8_t* data() const { return data_; }
+    size_t bytes() const { return bytes_; }
+
+private:
+    uint8_t* data_;
+    size_t bytes_;
+};
+
+// This thread's scratch memory, at least so many floats; what was in it is gone.
+float* thread_scratch(int64_t floats);
+
+class Matrix {
+public:
+    // All weights are 0 until they are filled. It is used by the kernels that it was packed for.
+    Matrix(const Kernels& kernels, Form form, int64_t outputs, int64_t inputs);
+
+    // Rows of float weights [count, inputs] for the outputs from `first` on, rounded to the form.
+    void fill(Pool& pool, int64_t first, int64_t count, const float* weights);
+    // The same from whole numbers in groups of 32 with scales and offsets in half precision, [count, inputs / 32] each:
+    // weight = scale * number (+ offset). Numbers are -128..127 for int8 and 0..15 for int4; only int4 has offsets.
+    void fill_groups(Pool& pool, int64_t first, int64_t count, const int8_t* numbers, const uint16_t* scales,
+                     const uint16_t* offsets);
+    // The weights of one output, as the products use them.
+    void row(int64_t output, float* to) const;
+
+    // y = x * weights^T for rows of x, shared out among the pool's threads.
+    void multiply(Pool& pool, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride) const;
+
+    int64_t outputs() const { return packed_.outputs; }
+    int64_t inputs() const { return packed_.inputs; }
+    Form form() const { return packed_.form; }
+    size_t bytes() const { return buffer_.bytes(); }
+
+private:
+    uint8_t* panel_of(int64_t output) const;
+    void fill_row(int64_t output, const float* weights);
+    void put_group(int64_t output, int64_t group, const int8_t* numbers, uint16_t scale, uint16_t offset);
+
+    const Kernels& kernels_;
+    Packed packed_;
+    Buffer buffer_;
+};
+
+// Whether a matrix with so many inputs can have this form.
+bool form_fits(Form form, int64_t inputs);
+
+}  // namespace octavo

@@ -1,0 +1,162 @@
+#include "model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+namespace octavo {
+namespace {
+
+const Matrix& matrix_of(const void* handle) { return *static_cast<const Matrix*>(handle); }
+
+void check(const void* handle, int64_t outputs, int64_t inputs, const char* name) {
+    if (handle == nullptr) throw std::invalid_argument(std::string(name) + " is missing");
+    const Matrix& matrix = matrix_of(handle);
+    if (matrix.outputs() != outputs || matrix.inputs() != inputs) {
+        throw std::invalid_argument(std::string(name) + " has another shape than the model says");
+    }
+}
+
+float* room(std::vector<float>& buffer, int64_t rows, int64_t width) {
+    if (static_cast<int64_t>(buffer.size()) < rows * width) buffer.resize(static_cast<size_t>(rows * width));
+    return buffer.data();
+}
+
+}  // namespace
+
+Sequences sequences_of(const octavo_batch& batch) {
+    return {batch.sequences, batch.query_offsets, batch.lengths, batch.block_tables, batch.table_width, batch.slots};
+}
+
+AttentionArgs layer_args(const octavo_cache& cache, int64_t layer, int64_t heads, float scale) {
+    const int64_t elements = cache.num_blocks * cache.kv_heads * cache.block_size * cache.head_dim;
+    const int64_t offset = layer * elements * (cache.is_bf16 ? 2 : 4);
+    AttentionArgs args{};
+    args.keys = static_cast<char*>(cache.keys) + offset;
+    args.values = static_cast<char*>(cache.values) + offset;
+    args.is_bf16 = cache.is_bf16 != 0;
+    args.kv_heads = cache.kv_heads;
+    args.heads_per_kv = heads / cache.kv_heads;
+    args.head_dim = cache.head_dim;
+    args.block_size = cache.block_size;
+    args.window = cache.window;
+    args.scale = scale;
+    return args;
+}
+
+Model::Model(const Kernels& kernels, const octavo_model& facts)
+    : kernels_(kernels), facts_(facts), layers_(facts.layer, facts.layer + facts.layers) {
+    facts_.layer = nullptr;
+    const int64_t hidden = facts.hidden_size, inner = facts.intermediate_size, all_heads = facts.heads * facts.head_dim;
+    check(facts.embedding, matrix_of(facts.embedding).outputs(), hidden, "embedding");
+    check(facts.head, matrix_of(facts.embedding).outputs(), hidden, "head");
+    for (const octavo_layer& each : layers_) {
+        check(each.qkv, qkv_width(), hidden, "qkv");
+        check(each.output, hidden, all_heads, "output");
+        check(each.gate_up, 2 * inner, hidden, "gate_up");
+        check(each.down, hidden, inner, "down");
+    }
+}
+
+void Model::forward(Pool& pool, const octavo_batch& batch, const octavo_cache& cache, float* logits) {
+    if (cache.kv_heads != facts_.kv_heads || cache.head_dim != facts_.head_dim) {
+        throw std::invalid_argument("the cache was made for another model");
+    }
+    const Sequences sequences = sequences_of(batch);
+    const int64_t tokens = sequences.tokens(), group = facts_.heads / facts_.kv_heads;
+    plan_.make(sequences, cache.kv_heads, group, cache.block_size, cache.num_blocks, cache.window, pool.threads());
+    begin(pool, batch);
+    float* attended = room(attended_, tokens, facts_.heads * facts_.head_dim);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(facts_.head_dim));
+    for (int64_t index = 0; index < facts_.layers; ++index) {
+        before_attention(pool, batch, index);
+        AttentionArgs args = layer_args(cache, index, facts_.heads, scale);
+        args.queries = qkv_.data();
+        args.query_stride = qkv_width();
+        args.output = attended;
+        args.output_stride = facts_.heads * facts_.head_dim;
+        for_tokens(pool, tokens, 2 * facts_.kv_heads * facts_.head_dim, [&](int64_t token) {
+            const float* keys = qkv_.data() + token * qkv_width() + facts_.heads * facts_.head_dim;
+            write_kv(args, batch.slots[token], keys, keys + facts_.kv_heads * facts_.head_dim);
+        });
+        plan_.run(pool, kernels_, args);
+        after_attention(pool, batch, index, attended);
+    }
+    end(pool, batch, logits);
+}
+
+void Model::begin(Pool& pool, const octavo_batch& batch) {
+    const int64_t tokens = sequences_of(batch).tokens(), hidden = facts_.hidden_size;
+    const Matrix& embedding = matrix_of(facts_.embedding);
+    for (int64_t token = 0; token < tokens; ++token) {
+        if (batch.token_ids[token] < 0 || batch.token_ids[token] >= embedding.outputs()) {
+            throw std::invalid_argument("there is no token " + std::to_string(batch.token_ids[token]));
+        }
+    }
+    float* rows = room(hidden_, tokens, hidden);
+    float* normed = room(normed_, tokens, hidden);
+    for_tokens(pool, tokens, 8 * hidden, [&](int64_t token) {
+        embedding.row(batch.token_ids[token], rows + token * hidden);
+        kernels_.rms_norm(rows + token * hidden, layer(0).input_norm, hidden, facts_.epsilon, normed + token * hidden);
+    });
+}
+
+void Model::before_attention(Pool& pool, const octavo_batch& batch, int64_t index) {
+    const int64_t tokens = sequences_of(batch).tokens(), hidden = facts_.hidden_size;
+    float* qkv = room(qkv_, tokens, qkv_width());
+    matrix_of(layer(index).qkv).multiply(pool, normed_.data(), hidden, tokens, qkv, qkv_width());
+    for_tokens(pool, tokens, 2 * qkv_width(), [&](int64_t token) { rotate_token(batch, layer(index), token); });
+}
+
+void Model::rotate_token(const octavo_batch& batch, const octavo_layer& layer, int64_t token) {
+    const int64_t dim = facts_.head_dim, half = dim / 2;
+    float* row = qkv_.data() + token * qkv_width();
+    if (layer.qkv_bias != nullptr) kernels_.add(row, layer.qkv_bias, qkv_width());
+    for (int64_t head = 0; head < facts_.heads + facts_.kv_heads; ++head) {
+        float* values = row + head * dim;
+        const float* norm = head < facts_.heads ? layer.q_norm : layer.k_norm;
+        if (norm != nullptr) kernels_.rms_norm(values, norm, dim, facts_.epsilon, values);
+        kernels_.rotate(values, batch.cos + token * half, batch.sin + token * half, half);
+    }
+}
+
+void Model::after_attention(Pool& pool, const octavo_batch& batch, int64_t index, const float* attended) {
+    const int64_t tokens = sequences_of(batch).tokens(), hidden = facts_.hidden_size;
+    const int64_t inner = facts_.intermediate_size, all_heads = facts_.heads * facts_.head_dim;
+    float* added = room(added_, tokens, hidden);
+    matrix_of(layer(index).output).multiply(pool, attended, all_heads, tokens, added, hidden);
+    add_and_norm(pool, tokens, layer(index).mlp_norm);
+    float* gate_up = room(gate_up_, tokens, 2 * inner);
+    matrix_of(layer(index).gate_up).multiply(pool, normed_.data(), hidden, tokens, gate_up, 2 * inner);
+    float* activated = room(activated_, tokens, inner);
+    for_tokens(pool, tokens, 4 * inner, [&](int64_t token) {
+        const float* gate = gate_up + token * 2 * inner;
+        kernels_.silu_multiply(gate, gate + inner, inner, activated + token * inner);
+    });
+    matrix_of(layer(index).down).multiply(pool, activated, inner, tokens, added, hidden);
+    const bool is_last = index + 1 == facts_.layers;
+    add_and_norm(pool, tokens, is_last ? facts_.final_norm : layer(index + 1).input_norm);
+}
+
+void Model::add_and_norm(Pool& pool, int64_t tokens, const float* norm) {
+    const int64_t hidden = facts_.hidden_size;
+    for_tokens(pool, tokens, 2 * hidden, [&](int64_t token) {
+        float* row = hidden_.data() + token * hidden;
+        kernels_.add(row, added_.data() + token * hidden, hidden);
+        kernels_.rms_norm(row, norm, hidden, facts_.epsilon, normed_.data() + token * hidden);
+    });
+}
+
+void Model::end(Pool& pool, const octavo_batch& batch, float* logits) {
+    const int64_t hidden = facts_.hidden_size, rows = batch.num_logits_rows;
+    const Matrix& head = matrix_of(facts_.head);
+    // The wanted rows together; `added` is free by now, and has room for all tokens.
+    for (int64_t row = 0; row < rows; ++row) {
+        const float* from = normed_.data() + batch.logits_rows[row] * hidden;
+        std::copy(from, from + hidden, added_.data() + row * hidden);
+    }
+    head.multiply(pool, added_.data(), hidden, rows, logits, head.outputs());
+}
+
+}  // namespace octavo

@@ -1,0 +1,59 @@
+// The decoder: layers of packed matrices, and the step's activations between them.
+#pragma once
+
+#include <vector>
+
+#include "attention_plan.h"
+#include "kernels.h"
+#include "matrix.h"
+#include "octavo.h"
+#include "pool.h"
+
+namespace octavo {
+
+class Model {
+public:
+    Model(const Kernels& kernels, const octavo_model& facts);
+
+    void forward(Pool& pool, const octavo_batch& batch, const octavo_cache& cache, float* logits);
+
+    void begin(Pool& pool, const octavo_batch& batch);
+    // The normed hidden states' q, k and v, queries and keys rotated: in qkv().
+    void before_attention(Pool& pool, const octavo_batch& batch, int64_t layer);
+    void after_attention(Pool& pool, const octavo_batch& batch, int64_t layer, const float* attended);
+    void end(Pool& pool, const octavo_batch& batch, float* logits);
+
+    const float* qkv() const { return qkv_.data(); }
+    int64_t qkv_width() const { return (facts_.heads + 2 * facts_.kv_heads) * facts_.head_dim; }
+
+private:
+    const octavo_layer& layer(int64_t index) const { return layers_[index]; }
+    void rotate_token(const octavo_batch& batch, const octavo_layer& layer, int64_t token);
+    // hidden += added, then normed = the norm of hidden.
+    void add_and_norm(Pool& pool, int64_t tokens, const float* norm);
+
+    const Kernels& kernels_;
+    octavo_model facts_;
+    std::vector<octavo_layer> layers_;
+    AttentionPlan plan_;
+    // Grown to the largest step so far, one row for each token.
+    std::vector<float> hidden_, normed_, qkv_, attended_, added_, gate_up_, activated_;
+};
+
+Sequences sequences_of(const octavo_batch& batch);
+
+// A layer's K/V; queries and output are still to be set.
+AttentionArgs layer_args(const octavo_cache& cache, int64_t layer, int64_t heads, float scale);
+
+// Calls work(token) for each token; on the pool only when there is enough to do for a wake-up to pay.
+template <class Work>
+void for_tokens(Pool& pool, int64_t tokens, int64_t floats_per_token, const Work& work) {
+    constexpr int64_t kLeastFloats = 16384;
+    if (tokens * floats_per_token < kLeastFloats) {
+        for (int64_t token = 0; token < tokens; ++token) work(token);
+        return;
+    }
+    pool.run(tokens, work);
+}
+
+}  // namespace octavo

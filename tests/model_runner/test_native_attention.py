@@ -1,0 +1,205 @@
+"""The attention kernels on every instruction set, and what the tests of all backends do not ask: equal bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from model_runner import native
+from model_runner.batch import BatchEntry, pack_batch
+from tests.model_runner.native_support import INSTRUCTION_SETS, using
+from tests.model_runner.test_attention import (
+    BF16_TOLERANCE,
+    CPU,
+    HEADS,
+    Schedule,
+    World,
+    assert_near,
+    mixed,
+    schedules,
+    shape_of,
+)
+
+pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="the CPU kernels are not built")
+
+BLOCK_SIZES = [8, 16, 32, 64, 128]
+LONG = [700, 260, 300]
+"""More tokens than one split of the context has, and than two."""
+
+
+class TestRight:
+    @pytest.mark.parametrize("window", [None, 10])
+    @pytest.mark.parametrize("block_size", BLOCK_SIZES)
+    @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+    def test_rows_are_those_of_float64(self, instruction_set: str, block_size: int, window: int | None) -> None:
+        lengths, steps = mixed(block_size)
+        for heads, head_dim in (("gqa3", 64), ("mqa", 40), ("mha", 128)):
+            with using(instruction_set):
+                world = World("cpu", shape_of(heads, head_dim=head_dim, block_size=block_size, window=window), lengths)
+                for sequence, rows in zip(world.sequences, world.rows(steps), strict=True):
+                    assert_near(rows, sequence.expected(world.shape))
+
+    @pytest.mark.parametrize("head_dim", [2, 6, 8, 16, 24, 256])
+    @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+    def test_heads_that_are_no_whole_number_of_vectors(self, instruction_set: str, head_dim: int) -> None:
+        lengths, steps = mixed(8)
+        with using(instruction_set):
+            world = World("cpu", shape_of("gqa2", head_dim=head_dim, block_size=8), lengths)
+            for sequence, rows in zip(world.sequences, world.rows(steps), strict=True):
+                assert_near(rows, sequence.expected(world.shape))
+
+    @pytest.mark.parametrize("heads", HEADS)
+    @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+    def test_bfloat16(self, instruction_set: str, heads: str) -> None:
+        lengths, steps = mixed(16)
+        for head_dim in (64, 40):
+            shape = replace(shape_of(heads, head_dim=head_dim), dtype=torch.bfloat16)
+            with using(instruction_set):
+                world = World("cpu", shape, lengths)
+                for sequence, rows in zip(world.sequences, world.rows(steps), strict=True):
+                    assert_near(rows, sequence.expected(world.shape), BF16_TOLERANCE)
+
+    @pytest.mark.parametrize("window", [None, 100, 290])
+    @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+    def test_contexts_of_several_splits(self, instruction_set: str, window: int | None) -> None:
+        with using(instruction_set):
+            world = World("cpu", shape_of("gqa3", window=window, num_layers=1), LONG)
+            steps = [[(0, 600), (1, 255)], [(2, 300), (0, 99), (1, 4)], [(0, 1), (1, 1)]]
+            for sequence, rows in zip(world.sequences, world.rows(steps), strict=True):
+                assert_near(rows, sequence.expected(world.shape))
+
+    @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+    def test_scores_of_any_size(self, instruction_set: str) -> None:
+        """Up to 400 either way: e to their power is infinite, or 0, in float32."""
+        with using(instruction_set):
+            world = World("cpu", shape_of(num_layers=1), [70])
+            (sequence,) = world.sequences
+            sequence.queries *= 100
+            (rows,) = world.rows([[(0, 50)], [(0, 20)]])
+            assert_near(rows, sequence.expected(world.shape), 1e-3)
+
+    def test_more_query_heads_to_a_kv_head_than_rows_in_a_span(self) -> None:
+        shape = replace(shape_of("mqa", num_layers=1), num_heads=60)
+        world = World("cpu", shape, [20])
+        (rows,) = world.rows([[(0, 19)], [(0, 1)]])
+        assert_near(rows, world.sequences[0].expected(world.shape))
+
+    def test_blocks_beyond_the_two_billionth_number(self) -> None:
+        """Offsets of 32 bits would wrap around. The cache is 2^31 numbers of memory that is not there until written."""
+        blocks, kv_heads, block_size, dim = (1 << 16) + 2, 2, 128, 128
+        keys, values = (
+            torch.from_numpy(np.zeros((1, blocks, kv_heads, block_size, dim), np.int16)).view(torch.bfloat16)
+            for _ in range(2)
+        )
+        cached = native.c_cache(keys, values, None)
+        draw = torch.Generator().manual_seed(0)
+        queries, new_keys, new_values = (torch.randn(3, 2, dim, generator=draw).bfloat16() for _ in range(3))
+        outputs = []
+        for block in (1, blocks - 1):
+            batch = pack_batch([BatchEntry([0, 0, 0], 0, [block], True)], block_size, CPU)
+            step = native.c_batch(batch)
+            outputs.append(native.attend(step, cached, 0, dim**-0.5, queries, new_keys, new_values))
+        assert torch.equal(*outputs)
+        assert torch.equal(keys[0, -1, :, :3], new_keys.transpose(0, 1))
+        assert outputs[0].count_nonzero() > 0
+
+
+def computed(world: World, steps: list[list[tuple[int, int]]], threads: int) -> list[Tensor]:
+    world.restart("cpu")
+    with using(threads=threads):
+        return world.rows(steps)
+
+
+def assert_same_bits(first: list[Tensor], second: list[Tensor]) -> None:
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 70, 300])
+class TestInvariance:
+    def world(self, dtype: torch.dtype, window: int | None) -> World:
+        return World("cpu", replace(shape_of("gqa3", window=window, num_layers=1), dtype=dtype), LONG)
+
+    def test_whole_chunked_and_token_by_token(self, dtype: torch.dtype, window: int | None) -> None:
+        world = self.world(dtype, window)
+        whole = computed(world, [[(0, 700), (1, 260), (2, 300)]], 1)
+        chunks = computed(world, [[(0, 7), (2, 100)], *[[(0, 99), (1, 37)]] * 7, [(1, 1), (2, 200)]], 2)
+        assert_same_bits(chunks, whole)
+        single = [[(1, 250), (2, 290)], *[[(1, 1), (2, 1)]] * 10, [(0, 690)], *[[(0, 1)]] * 10]
+        assert_same_bits(computed(world, single, 2), whole)
+
+    def test_alone_and_in_company(self, dtype: torch.dtype, window: int | None) -> None:
+        world = self.world(dtype, window)
+        steps = [[(0, 650), (1, 255), (2, 299)], [(0, 50), (1, 5), (2, 1)]]
+        together = computed(world, steps, 2)
+        for index, expected in enumerate(together):
+            alone = [[each for each in work if each[0] == index] for work in steps]
+            assert torch.equal(computed(world, alone, 2)[index], expected)
+
+    def test_threads(self, dtype: torch.dtype, window: int | None) -> None:
+        world = self.world(dtype, window)
+        steps = [[(0, 699), (1, 259), (2, 299)], [(0, 1), (1, 1), (2, 1)]]
+        one = computed(world, steps, 1)
+        for threads in (2, 3, 5):
+            assert_same_bits(computed(world, steps, threads), one)
+
+    def test_where_the_blocks_lie(self, dtype: torch.dtype, window: int | None) -> None:
+        world = self.world(dtype, window)
+        steps = [[(0, 700), (1, 260), (2, 300)]]
+        before = computed(world, steps, 2)
+        for sequence in world.sequences:
+            sequence.table = [world.shape.num_blocks - block for block in sequence.table]
+        assert_same_bits(computed(world, [steps[0][::-1]], 2), before)
+
+
+@given(schedule=schedules(), window=st.one_of(st.none(), st.integers(1, 45)), seed=st.integers(0, 1000))
+@settings(max_examples=40)
+def test_any_schedule_gives_the_same_bits(schedule: Schedule, window: int | None, seed: int) -> None:
+    shape = shape_of(head_dim=8, block_size=8, window=window, num_layers=1)
+    world = World("cpu", shape, schedule.lengths, seed=seed)
+    whole = computed(world, [list(enumerate(schedule.lengths))], 1)
+    assert_same_bits(computed(world, schedule.steps, 2), whole)
+
+
+class TestRefusals:
+    def attend(self, table: list[int], position: int = 0) -> None:
+        keys, values = (torch.zeros(1, 4, 1, 8, 4) for _ in range(2))
+        batch = pack_batch([BatchEntry([0], position, table, True)], 8, CPU)
+        cached = native.c_cache(keys, values, None)
+        native.attend(native.c_batch(batch), cached, 0, 1.0, *(torch.zeros(1, 1, 4) for _ in range(3)))
+
+    def test_a_block_that_is_not_there(self) -> None:
+        self.attend([3])
+        for block in (4, -1):
+            with pytest.raises(native.NativeError, match=f"no block {block}"):
+                self.attend([block])
+
+    def test_what_lies_behind_the_sequence_is_not_looked_at(self) -> None:
+        self.attend([3, 99])
+
+    def test_tensors_of_the_wrong_shape(self) -> None:
+        keys, values = (torch.zeros(1, 4, 1, 8, 4) for _ in range(2))
+        batch = pack_batch([BatchEntry([0], 0, [1], True)], 8, CPU)
+        cached = native.c_cache(keys, values, None)
+        with pytest.raises(native.NativeError, match=r"\[1, 1, 4\] is wanted"):
+            native.attend(native.c_batch(batch), cached, 0, 1.0, *(torch.zeros(1, 1, size) for size in (4, 4, 8)))
+
+    @pytest.mark.parametrize(
+        ("keys", "values", "reason"),
+        [
+            (torch.zeros(1, 4, 1, 8, 4), torch.zeros(1, 4, 1, 8, 4).half(), "float32"),
+            (torch.zeros(1, 4, 1, 8, 4).half(), torch.zeros(1, 4, 1, 8, 4).half(), "float32"),
+            (torch.zeros(1, 4, 8, 2, 4).transpose(2, 3), torch.zeros(1, 4, 8, 2, 4).transpose(2, 3), "contiguous"),
+            (torch.zeros(1, 4, 1, 12, 4), torch.zeros(1, 4, 1, 12, 4), "blocks of 12"),
+        ],
+    )
+    def test_caches_that_the_kernels_do_not_know(self, keys: Tensor, values: Tensor, reason: str) -> None:
+        with pytest.raises(native.NativeError, match=reason):
+            native.c_cache(keys, values, None)
