@@ -304,7 +304,7 @@ class TestStartUpErrors:
     def test_unknown_device_and_backend_and_too_little_memory(self, tmp_path: Path) -> None:
         assert "--device 'tpu'" in self.runner_error(tmp_path, "--device", "tpu")
         backend = self.runner_error(tmp_path, "--attention-backend", "magic")
-        assert "there is no attention backend 'magic'; there are auto, cpu, reference" in backend
+        assert "there is no attention backend 'magic'; there are auto, cpu, cpu_torch, reference" in backend
         memory = self.runner_error(tmp_path, "--kv-cache-memory", "1MiB", "--weights-dtype", "float32")
         assert "hold 1 blocks of 720 KiB" in memory
 
