@@ -55,7 +55,8 @@ class AdaptiveEviction(EvictionPolicy):
 
     def __init__(self, num_blocks: int) -> None:
         self._room = max(1, num_blocks - 2)
-        self._words = array("Q", [0]) * num_blocks
+        # A list, because it is faster; the blocks of a chain share their numbers, so it is no larger than an array.
+        self._words: list[int] = [0] * num_blocks
         self._next_blocks = array("i", [0]) * num_blocks
         self._previous_blocks = array("i", [0]) * num_blocks
         self._ghosts = Ghosts(self._room)
@@ -120,6 +121,7 @@ class AdaptiveEviction(EvictionPolicy):
         level, uses = turn, _ONE_USE
         rest = turn << _TURN | self._now << _STAMP | _CACHED
         known = class_of(level, fresh, wait, 0) << _CLASS | uses | rest
+        marked = known | _WATCHED
         watched = 0
         for block in blocks:
             word = words[block]
@@ -130,8 +132,12 @@ class AdaptiveEviction(EvictionPolicy):
                     level = uses >> _USES
                     wait = word >> _WAIT & 31
                 known = class_of(level, fresh, wait, 0) << _CLASS | uses | rest
-            watched += word & _WATCHED
-            words[block] = known | word & _WATCHED
+                marked = known | _WATCHED
+            if word & _WATCHED:
+                watched += 1
+                words[block] = marked
+            else:
+                words[block] = known
         if blocks:
             words[blocks[0]] |= 1 << _CLASS
         if watched:
