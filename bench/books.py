@@ -131,7 +131,7 @@ def blocks(sizes: Sizes) -> Iterator[Figures]:
 
 
 def verbs(sizes: Sizes) -> Iterator[Figures]:
-    """Nothing is looked up or committed, so nothing is hashed. The tokens are numbers already, as vLLM's request is made."""
+    """Nothing is looked up or committed, so nothing is hashed. The tokens are numbers already, as in vLLM's request."""
     pool = open_pool(sizes.pool)
     token_ids = array("I", prompt(0, sizes.blocks * BLOCK_SIZE))
     while True:
