@@ -208,9 +208,7 @@ class AdaptiveEviction(EvictionPolicy):
         while groups[0][1] not in heads:
             heappop(groups)
         block = heads[groups[0][1]]
-        word = self._words[block]
-        self._unlink(block, word)
-        self._words[block] = word & ~_OFFERED
+        self.remove(block)
         return block
 
     def comes_first(self, block: int) -> bool:

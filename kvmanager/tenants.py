@@ -78,10 +78,6 @@ class Tenants:
         """The quota of a salt, in blocks; 0 is no limit."""
         return self._quotas.get(salt, self.default_quota if salt else 0)
 
-    def quotas(self) -> dict[str, int]:
-        """The salts that have a quota of their own."""
-        return dict(self._quotas)
-
     def set_quota(self, salt: str, blocks: int) -> Tenant:
         """Gives a salt a quota of its own; it counts from the next verb on."""
         self._quotas[salt] = blocks
