@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.request import PositionLogprobs, SamplingParams
+from model_runner.sampling_cpu import best, draw, log_sum_exp
 
 # Probabilities become integers, in units of 2^-44 of the likeliest token's. Integers add up to the same sum in any
 # order, so no reduction on any device can make a draw depend on the shape of the batch. Sums fit 63 bits for
@@ -84,6 +85,27 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     likely tokens compete for the last place, the lower id stays. A logit of -inf is never drawn; a row needs one
     finite logit and no NaN or +inf.
     """
+    return sample_by_rows(logits, rows) if logits.device.type == "cpu" else sample_at_once(logits, rows)
+
+
+def sample_by_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """sample() for a CPU."""
+    array = logits.numpy()
+    tokens = array.argmax(axis=1)
+    for row in np.flatnonzero(rows.temperature > 0).tolist():
+        tokens[row] = draw(
+            array[row],
+            float(rows.temperature[row]),
+            int(rows.top_k[row]),
+            float(rows.top_p[row]),
+            float(rows.min_p[row]),
+            float(rows.uniform[row]),
+        )
+    return torch.from_numpy(tokens)
+
+
+def sample_at_once(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """sample() for a device that likes large tensors."""
     drawn = np.flatnonzero(rows.temperature > 0)
     if drawn.size == 0:
         return logits.argmax(dim=-1)
@@ -101,6 +123,21 @@ def logprobs(logits: Tensor, token_ids: Tensor, top_n: Sequence[int | None]) -> 
     logits: float32 [R, V]. token_ids: int64 [R]. top_n: None for a row that asked for nothing and gets None, else how
     many candidates (at most V come). Candidates are most likely first, equals by lower id.
     """
+    if logits.device.type != "cpu":
+        return logprobs_at_once(logits, token_ids, top_n)
+    chosen = zip(logits.numpy(), token_ids.tolist(), top_n, strict=True)
+    return [None if count is None else _position(row, token, count) for row, token, count in chosen]
+
+
+def _position(logits: NDArray[np.float32], token_id: int, count: int) -> PositionLogprobs:
+    norm = log_sum_exp(logits)
+    ids = best(logits, count)
+    top = zip(ids.tolist(), (logits[ids].astype(np.float64) - norm).tolist(), strict=True)
+    return PositionLogprobs(token_id, float(logits[token_id]) - norm, tuple(top))
+
+
+def logprobs_at_once(logits: Tensor, token_ids: Tensor, top_n: Sequence[int | None]) -> list[PositionLogprobs | None]:
+    """logprobs() for a device that likes large tensors."""
     asked = [row for row, count in enumerate(top_n) if count is not None]
     answers: list[PositionLogprobs | None] = [None] * len(top_n)
     if not asked:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,9 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.request import PositionLogprobs, SamplingParams
-from model_runner.sampling import SamplingRows, logprobs, sample, splitmix64, uniforms
+from model_runner.sampling import (
+    SamplingRows,
+    logprobs,
+    logprobs_at_once,
+    sample_at_once,
+    sample_by_rows,
+    splitmix64,
+    uniforms,
+)
 
-DRAWS = 100_000
+DRAWS = 20_000
+NUMBERS = 100_000
 PROBABILITIES = [0.05, 0.3, 0.02, 0.2, 0.1, 0.25, 0.08]
 
 # Upper critical values of the chi-square distribution at 0.001, by degrees of freedom:
@@ -23,6 +33,21 @@ PROBABILITIES = [0.05, 0.3, 0.02, 0.2, 0.1, 0.25, 0.08]
 CHI_SQUARE_0_001 = {1: 10.828, 2: 13.816, 3: 16.266, 4: 18.467, 5: 20.515, 6: 22.458}
 # Two-sided 0.001 quantile of the standard normal distribution.
 NORMAL_0_001 = 3.291
+
+
+Sample = Callable[[torch.Tensor, SamplingRows], torch.Tensor]
+Logprobs = Callable[[torch.Tensor, torch.Tensor, Sequence[int | None]], list[PositionLogprobs | None]]
+
+
+@pytest.fixture(scope="module", params=[sample_by_rows, sample_at_once], ids=["by rows", "at once"])
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """The way of CPUs and the way of devices: the same draws."""
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[logprobs, logprobs_at_once], ids=["by rows", "at once"])
+def logprobs_of(request: pytest.FixtureRequest) -> Logprobs:
+    return request.param
 
 
 def distribution(probabilities: list[float], params: SamplingParams) -> dict[int, float]:
@@ -68,7 +93,7 @@ def chi_square(counts: Counter[int], expected: dict[int, float]) -> float:
         (SamplingParams(temperature=1.5, top_k=6, top_p=0.9, min_p=0.2), {1, 5, 3, 4, 6}),
     ],
 )
-def test_draws_follow_the_closed_form(params: SamplingParams, support: set[int]) -> None:
+def test_draws_follow_the_closed_form(sample: Sample, params: SamplingParams, support: set[int]) -> None:
     expected = distribution(PROBABILITIES, params)
     assert set(expected) == support
     counts = Counter(sample(logits_of(PROBABILITIES, DRAWS), rows_of(params, DRAWS, seed=7)).tolist())
@@ -76,7 +101,7 @@ def test_draws_follow_the_closed_form(params: SamplingParams, support: set[int])
     assert chi_square(counts, expected) < CHI_SQUARE_0_001[len(support) - 1]
 
 
-def test_draws_of_many_seeds_at_one_position_follow_the_distribution() -> None:
+def test_draws_of_many_seeds_at_one_position_follow_the_distribution(sample: Sample) -> None:
     params = SamplingParams(temperature=1.0)
     rows = SamplingRows.of([params] * DRAWS, range(DRAWS), [3] * DRAWS)
     counts = Counter(sample(logits_of(PROBABILITIES, DRAWS), rows).tolist())
@@ -91,7 +116,7 @@ def test_draws_of_many_seeds_at_one_position_follow_the_distribution() -> None:
         SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0),
     ],
 )
-def test_neutral_filters_change_nothing(params: SamplingParams) -> None:
+def test_neutral_filters_change_nothing(sample: Sample, params: SamplingParams) -> None:
     plain = sample(logits_of(PROBABILITIES, 5000), rows_of(SamplingParams(temperature=1.0), 5000))
     assert torch.equal(sample(logits_of(PROBABILITIES, 5000), rows_of(params, 5000)), plain)
 
@@ -106,13 +131,13 @@ def test_neutral_filters_change_nothing(params: SamplingParams) -> None:
         SamplingParams(temperature=5e-324),
     ],
 )
-def test_greedy_and_what_amounts_to_it(params: SamplingParams) -> None:
+def test_greedy_and_what_amounts_to_it(sample: Sample, params: SamplingParams) -> None:
     logits = torch.tensor([[-1.0, 3.0, 2.0], [0.5, 0.25, 0.0], [-3.0, -2.0, -1.0]])
     assert sample(logits, rows_of(params, 3)).tolist() == [1, 0, 2]
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, top_k=1)])
-def test_the_lowest_id_wins_a_tie(params: SamplingParams) -> None:
+def test_the_lowest_id_wins_a_tie(sample: Sample, params: SamplingParams) -> None:
     logits = torch.zeros(3, 3000)
     logits[1, [700, 2999, 1234]] = 2.0
     logits[2, :5] = torch.tensor([-1.0, -0.0, 0.0, -0.0, -1.0])
@@ -120,14 +145,14 @@ def test_the_lowest_id_wins_a_tie(params: SamplingParams) -> None:
     assert sample(logits, rows_of(params, 3)).tolist() == [0, 700, 1]
 
 
-def test_equally_likely_tokens_stay_by_lower_id() -> None:
+def test_equally_likely_tokens_stay_by_lower_id(sample: Sample) -> None:
     params = [SamplingParams(temperature=1.0, top_k=3)] * 500 + [SamplingParams(temperature=1.0, top_p=0.5)] * 500
     drawn = sample(torch.zeros(1000, 8), SamplingRows.of(params, [1] * 1000, range(1000)))
     assert set(drawn[:500].tolist()) == {0, 1, 2}
     assert set(drawn[500:].tolist()) == {0, 1, 2, 3}
 
 
-def test_a_nucleus_of_thousands_of_tokens_is_found_whole() -> None:
+def test_a_nucleus_of_thousands_of_tokens_is_found_whole(sample: Sample) -> None:
     params = SamplingParams(temperature=1.0, top_p=0.5)
     logits = torch.zeros(4000, 4096)
     logits[::2, 9] = 20.0
@@ -137,21 +162,21 @@ def test_a_nucleus_of_thousands_of_tokens_is_found_whole() -> None:
     assert len(set(drawn[1::2].tolist())) > 1024
 
 
-def test_impossible_tokens_are_never_drawn() -> None:
+def test_impossible_tokens_are_never_drawn(sample: Sample) -> None:
     logits = torch.full((2000, 5), -math.inf)
     logits[:, [1, 4]] = 0.0
     params = SamplingParams(temperature=100.0, top_k=4, top_p=0.999)
     assert set(sample(logits, rows_of(params, 2000)).tolist()) == {1, 4}
 
 
-def test_the_ends_of_the_unit_interval_are_possible_tokens() -> None:
+def test_the_ends_of_the_unit_interval_are_possible_tokens(sample: Sample) -> None:
     logits = torch.tensor([[-math.inf, 0.0, -1.0, 0.5, -math.inf]]).expand(2, -1)
     plain = np.zeros(2)
     rows = SamplingRows(plain + 1, plain.astype(np.int64), plain + 1, plain, np.array([0.0, 1 - 2.0**-53]))
     assert sample(logits, rows).tolist() == [1, 3]
 
 
-def test_sampling_leaves_the_logits_as_they_were() -> None:
+def test_sampling_leaves_the_logits_as_they_were(sample: Sample) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     before = logits.clone()
     sample(logits, rows_of(SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1), 3))
@@ -173,7 +198,7 @@ PARAMS = st.builds(
     st.randoms(use_true_random=False),
 )
 def test_a_row_draws_the_same_token_alone_and_in_any_batch(
-    rows: list[tuple[SamplingParams, int, int]], vocabulary: int, shuffler: random.Random
+    sample: Sample, rows: list[tuple[SamplingParams, int, int]], vocabulary: int, shuffler: random.Random
 ) -> None:
     generator = torch.Generator().manual_seed(len(rows))
     logits = torch.randn(len(rows), vocabulary, generator=generator).mul(3)
@@ -187,7 +212,7 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch(
 
 
 @given(PARAMS.filter(lambda params: params.temperature > 0), st.integers(0, 2**32))
-def test_a_draw_is_one_that_the_filters_leave(params: SamplingParams, seed: int) -> None:
+def test_a_draw_is_one_that_the_filters_leave(sample: Sample, params: SamplingParams, seed: int) -> None:
     probabilities = [2.0**-i for i in range(1, 30)]
     drawn = sample(logits_of(probabilities, 50), rows_of(params, 50, seed))
     # Kept a hair wider than asked, for what float32 logits lose.
@@ -195,7 +220,27 @@ def test_a_draw_is_one_that_the_filters_leave(params: SamplingParams, seed: int)
     assert set(drawn.tolist()) <= set(distribution(probabilities, wider))
 
 
-def test_every_draw_depends_on_seed_and_position() -> None:
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("vocabulary", [40, 3000, 50_000])
+def test_both_ways_draw_the_same_tokens(vocabulary: int, spread: float) -> None:
+    rng = random.Random(vocabulary)
+    logits = torch.randn(40, vocabulary, generator=torch.Generator().manual_seed(0)).mul(spread)
+    params = [
+        SamplingParams(rng.choice([0.3, 1.0, 2.0]), rng.choice([0, 1, 50, 2000]), rng.choice([1.0, 0.5, 0.95]), min_p)
+        for min_p in [0.0, 0.02] * 20
+    ]
+    rows = SamplingRows.of(params, range(40), range(40))
+    drawn = sample_by_rows(logits, rows)
+    assert drawn.tolist() == sample_at_once(logits, rows).tolist()
+    by_rows, at_once = (ways(logits, drawn, [3] * 40) for ways in (logprobs, logprobs_at_once))
+    for one, other in zip(by_rows, at_once, strict=True):
+        assert one is not None
+        assert other is not None
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-12)
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+
+
+def test_every_draw_depends_on_seed_and_position(sample: Sample) -> None:
     params = SamplingParams(temperature=1.0)
     logits = torch.zeros(1000, 2**16)
     by_position = sample(logits, SamplingRows.of([params] * 1000, [5] * 1000, range(1000))).tolist()
@@ -211,9 +256,9 @@ def test_rows_refuse_lists_that_do_not_pair_up() -> None:
         SamplingRows.of([SamplingParams()] * 2, [0], [0, 1])
 
 
-def test_an_empty_batch() -> None:
+def test_an_empty_batch(sample: Sample, logprobs_of: Logprobs) -> None:
     assert sample(torch.empty(0, 10), SamplingRows.of([], [], [])).tolist() == []
-    assert logprobs(torch.empty(0, 10), torch.empty(0, dtype=torch.int64), []) == []
+    assert logprobs_of(torch.empty(0, 10), torch.empty(0, dtype=torch.int64), []) == []
 
 
 def splitmix64_by_the_book(seed: int, count: int) -> list[int]:
@@ -251,22 +296,22 @@ def test_splitmix64_is_the_sequence_entered_anywhere(seed: int, position: int) -
 
 @pytest.mark.parametrize("by", ["position", "seed"])
 def test_uniforms_have_mean_a_half_and_variance_a_twelfth(by: str) -> None:
-    counter, constant = np.arange(DRAWS, dtype=np.uint64), np.full(DRAWS, 11, dtype=np.uint64)
+    counter, constant = np.arange(NUMBERS, dtype=np.uint64), np.full(NUMBERS, 11, dtype=np.uint64)
     values = uniforms(constant, counter) if by == "position" else uniforms(counter, constant)
     assert values.min() >= 0
     assert values.max() < 1
-    assert abs(values.mean() - 1 / 2) < NORMAL_0_001 * math.sqrt(1 / 12 / DRAWS)
+    assert abs(values.mean() - 1 / 2) < NORMAL_0_001 * math.sqrt(1 / 12 / NUMBERS)
     # The fourth central moment of a uniform is 1/80, so (x - 1/2)^2 has variance 1/80 - 1/144 = 1/180.
-    assert abs(((values - 1 / 2) ** 2).mean() - 1 / 12) < NORMAL_0_001 * math.sqrt(1 / 180 / DRAWS)
+    assert abs(((values - 1 / 2) ** 2).mean() - 1 / 12) < NORMAL_0_001 * math.sqrt(1 / 180 / NUMBERS)
 
 
 def close(logprob: float) -> object:
     return pytest.approx(logprob, abs=1e-6)
 
 
-def test_logprobs_by_hand() -> None:
+def test_logprobs_by_hand(logprobs_of: Logprobs) -> None:
     logits = torch.tensor([[1.0, 2.0, 4.0, 1.0], [0.1, 0.2, 0.3, 0.4]]).log() + 5.0
-    first, second = logprobs(logits, torch.tensor([1, 3]), [3, 0])
+    first, second = logprobs_of(logits, torch.tensor([1, 3]), [3, 0])
     assert first is not None
     assert second is not None
     assert (first.token_id, first.logprob) == (1, close(math.log(2 / 8)))
@@ -276,23 +321,23 @@ def test_logprobs_by_hand() -> None:
     assert second == PositionLogprobs(3, close(math.log(0.4)), ())  # type: ignore[arg-type]
 
 
-def test_logprobs_only_for_rows_that_asked() -> None:
+def test_logprobs_only_for_rows_that_asked(logprobs_of: Logprobs) -> None:
     logits = torch.tensor([[0.0, 1.0], [2.0, 2.0], [5.0, 5.0]])
-    answers = logprobs(logits, torch.tensor([0, 1, 0]), [None, 9, None])
+    answers = logprobs_of(logits, torch.tensor([0, 1, 0]), [None, 9, None])
     assert answers[0] is None
     assert answers[2] is None
     assert answers[1] is not None
     assert answers[1].token_id == 1
     assert answers[1].top == ((0, close(-math.log(2))), (1, close(-math.log(2))))
-    assert logprobs(logits, torch.tensor([0, 1, 0]), [None, None, None]) == [None, None, None]
+    assert logprobs_of(logits, torch.tensor([0, 1, 0]), [None, None, None]) == [None, None, None]
 
 
 @given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40), st.data())
-def test_logprobs_agree_with_math_log(values: list[float], data: st.DataObject) -> None:
+def test_logprobs_agree_with_math_log(logprobs_of: Logprobs, values: list[float], data: st.DataObject) -> None:
     chosen = data.draw(st.integers(0, len(values) - 1))
     count = data.draw(st.integers(0, 50))
     norm = math.log(math.fsum(map(math.exp, values)))
-    [answer] = logprobs(torch.tensor([values]), torch.tensor([chosen]), [count])
+    [answer] = logprobs_of(torch.tensor([values]), torch.tensor([chosen]), [count])
     assert answer is not None
     assert answer.logprob == close(values[chosen] - norm)
     order = sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]
