@@ -98,7 +98,13 @@ def _arguments(settings: UpSettings, service: type[OctavoSettings]) -> list[str]
     """
     names = [name for name in service.model_fields if name in settings.model_fields_set and name != "config"]
     values: dict[str, Any] = {"log_level": "warning"} | {name: getattr(settings, name) for name in names}
-    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
+    return [_argument(name.replace("_", "-"), value) for name, value in values.items() if value is not None]
+
+
+def _argument(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"
 
 
 def _greet(settings: UpSettings, demo: bool, once: bool) -> None:

@@ -162,6 +162,9 @@ class ModelRunnerSettings(ProcessSettings):
     )
     kv_dtype: Dtype = Field("auto", description="Type of K and V in the cache; auto: as the weights.")
     attention_backend: str = Field("auto", min_length=1, description="Attention backend; auto: the device's fastest.")
+    deterministic: bool = Field(
+        False, description="Ends the start when a request's tokens may depend on its batch; the CPU kernels' never do."
+    )
     block_size: Annotated[WholeNumber, AfterValidator(check_block_size)] = Field(
         16, description="Tokens in one block: 8, 16, 32, 64 or 128."
     )

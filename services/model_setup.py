@@ -21,6 +21,7 @@ from model_runner.errors import ModelLoadError
 from model_runner.executor import TorchExecutor
 from model_runner.kv_memory import KvMemory, describe_bytes
 from model_runner.loading import DTYPES, LoadedModel, demo_model_path, load_model
+from model_runner.models.decoder import Decoder
 from model_runner.models.native import NativeDecoder
 from model_runner.scheduler import SchedulerLimits
 from model_runner.tokenizer import Tokenizer
@@ -64,6 +65,7 @@ class Setup:
             num_blocks=facts.num_blocks,
             kv_bytes_per_token=self.memory.bytes_per_token,
             pool_id=pool_id,
+            deterministic=why_not_deterministic(self.loaded.model, self.backend) is None,
         )
 
 
@@ -95,11 +97,15 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     num_blocks = _num_blocks(settings, memory)
     backend = _backend(settings.attention_backend, loaded, memory, num_blocks, kv_dtype, device)
     cache = _dtype_name(kv_dtype)
+    variance = why_not_deterministic(loaded.model, backend)
+    if settings.deterministic and variance is not None:
+        raise StartupError(f"--deterministic cannot be promised: {variance}.")
     _tell(
         settings,
         model=f"{loaded.name}, weights {loaded.weights_form}, K/V {cache}, {backend.name} attention on {device}, "
         f"{torch.get_num_threads()} threads",
         kernels=_describe_kernels(loaded),
+        deterministic="yes, in any batch" if variance is None else f"no: {variance}",
         kv_cache=memory.describe(num_blocks),
     )
     scheduling = SchedulerLimits(
@@ -143,6 +149,15 @@ def _describe_kernels(loaded: LoadedModel) -> str:
         return "torch"
     forms = ", ".join(f"{describe_bytes(size)} of {form}" for form, size in sorted(loaded.model.forms().items()))
     return f"{kernels.instruction_set}, weights held as {forms}"
+
+
+def why_not_deterministic(model: Decoder | NativeDecoder, backend: AttentionBackend) -> str | None:
+    """What makes a request's last bits depend on what is computed beside it; None when nothing does."""
+    if not model.batch_invariant:
+        return f"the model runs in plain torch on {backend.shape.device}, whose sums depend on the size of a batch"
+    if not backend.batch_invariant:
+        return f"the sums of --attention-backend {backend.name} depend on how a prompt is cut"
+    return None
 
 
 def _num_blocks(settings: ModelRunnerSettings, memory: KvMemory) -> int:

@@ -119,15 +119,21 @@ def _typed(name: str, kind: Any, value: object) -> Any:
 
 def _parameter(name: str, field: FieldInfo, more_names: tuple[str, ...]) -> inspect.Parameter:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    spelled = name.replace("_", "-")
+    is_flag = field.annotation is bool
     option = typer.Option(
-        f"--{name.replace('_', '-')}",
+        f"--{spelled}/--no-{spelled}" if is_flag else f"--{spelled}",
         *extra.get("options", ()),
         *more_names,
         help=_help(field),
         envvar=f"{ENV_PREFIX}{name.upper()}",
         show_default=_shown_default(field, extra),
-        metavar=_metavar(field, extra),
+        metavar=None if is_flag else _metavar(field, extra),
     )
+    if is_flag:
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[bool | None, option]
+        )
     # The text goes to pydantic as it is, so that the environment and the file are judged by the same rules.
     annotation = Annotated[str | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

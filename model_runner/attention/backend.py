@@ -46,6 +46,8 @@ class AttentionBackend(ABC):
     """
 
     name: ClassVar[str]
+    batch_invariant: ClassVar[bool] = False
+    """Whether a query's result is the same bit by bit in any batch, in any chunks and in any blocks."""
     keys: Tensor
     values: Tensor
 

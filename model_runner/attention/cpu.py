@@ -17,6 +17,7 @@ class CpuAttention(AttentionBackend):
     """
 
     name = "cpu"
+    batch_invariant = True
 
     def __init__(self, shape: AttentionShape) -> None:
         """The shape must be one that can_have() accepts."""

@@ -39,6 +39,9 @@ class _Layer:
 class Decoder:
     """A loaded model. forward() keeps no state: K/V lives in the attention backend."""
 
+    batch_invariant = False
+    """torch picks the order of a product's sums by the number of its rows."""
+
     def __init__(
         self,
         config: ModelConfig,

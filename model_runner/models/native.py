@@ -14,7 +14,7 @@ from model_runner.attention.cpu import CpuAttention
 from model_runner.batch import StepBatch
 from model_runner.config import ModelConfig
 from model_runner.models.parts import LayerParts, Part, TensorLoader, layer_parts, refuse_more_layers, whole_parts
-from model_runner.models.rope import Rope
+from model_runner.models.rope import Rope, RopeTable
 from model_runner.native import GROUP, CBatch, CLayer, CModel, Matrix, c_batch, need_library
 from model_runner.weights import Grouped, WeightSource
 
@@ -28,6 +28,8 @@ class NativeDecoder:
     A row's logits are the same bit by bit in any batch, in any chunks and with any number of threads. One step at a
     time: activations live in the library, with the model.
     """
+
+    batch_invariant = True
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class NativeDecoder:
         layers = [self._layer(loader, layer_parts(c, index)) for index in range(c.num_layers)]
         norm = self._vector(loader, [whole.norm])
         head = self._matrix(loader, [whole.head], at_least_8_bits=True) if whole.head else embedding
-        self._rope = Rope(c, torch.device("cpu"), weights.rope_freq_factors())
+        self._rope = RopeTable(Rope(c, torch.device("cpu"), weights.rope_freq_factors()))
         self._model = self._library.call(
             "octavo_model_new",
             byref(
@@ -89,7 +91,7 @@ class NativeDecoder:
 
     def forward(self, batch: StepBatch, backend: AttentionBackend) -> Tensor:
         """Logits of batch.logits_rows: float32 [R, vocab_size]. Writes the K/V of all rows into the backend."""
-        cos, sin = self._rope.at(batch.positions, torch.float32)
+        cos, sin = self._rope.at(batch.positions)
         step = c_batch(batch, cos, sin)
         logits = torch.empty(len(batch.logits_rows), self.config.vocab_size)
         if isinstance(backend, CpuAttention):

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from model_runner.config import ModelConfig, RopeScaling
 
+_PAGE = 1024
+"""Positions that a RopeTable computes at once."""
+
 
 class Rope:
     """Rotates pairs (i, i + head_dim / 2), as Hugging Face checkpoints expect."""
@@ -28,6 +31,34 @@ class Rope:
         """Cosines and sines of int64 positions [T]: [T, 1, head_dim / 2] each."""
         angles = positions.float()[:, None, None] * self._frequencies
         return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+class RopeTable:
+    """A Rope on a CPU that looks positions up: sines cost a hundred times as much, and are computed once.
+
+    Entries are computed page by page, on a grid that no batch can move, so that they are always the same bits.
+    """
+
+    def __init__(self, rope: Rope) -> None:
+        self._rope = rope
+        self._cos, self._sin = self._page(0)
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of at least one position, int64 [T]: float32 [T, 1, head_dim / 2] each."""
+        missing = int(positions.max()) + 1 - len(self._cos)
+        if missing > 0:
+            # By half as much again, so that a growing sequence does not pay at each page.
+            self._grow(max(missing, len(self._cos) // 2))
+        return self._cos[positions], self._sin[positions]
+
+    def _grow(self, count: int) -> None:
+        first = len(self._cos)
+        pages = [self._page(start) for start in range(first, first + count, _PAGE)]
+        self._cos = torch.cat([self._cos, *(cos for cos, _ in pages)])
+        self._sin = torch.cat([self._sin, *(sin for _, sin in pages)])
+
+    def _page(self, start: int) -> tuple[Tensor, Tensor]:
+        return self._rope.at(torch.arange(start, start + _PAGE), torch.float32)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

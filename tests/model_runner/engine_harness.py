@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from kvmanager import KvManager
 from model_runner.books import KvBooks, PoolFacts
 from model_runner.engine import Engine
-from model_runner.engine_types import EngineOptions, EngineState, Failure
+from model_runner.engine_types import EngineOptions, EngineState, Executor, Failure
 from model_runner.observer import StepReport
 from model_runner.request import Chunk, FinishReason, GenerateRequest, SamplingParams, StopConditions, Usage
 from model_runner.scheduler import SchedulerLimits
+from model_runner.token_text import Tokenizer
 from services.books_inprocess import InProcessBooks
 from services.cache_options import DEFAULT_CACHE, CacheOptions
 from tests.model_runner.toy_model import ToyExecutor, ToyTokenizer
@@ -57,10 +58,13 @@ class Harness:
         cache: CacheOptions = DEFAULT_CACHE,
         max_model_tokens: int = 10_000,
         max_queued: int = 1024,
+        executor: Executor | None = None,
+        tokenizer: Tokenizer | None = None,
         **limits: int,
     ) -> None:
+        """executor and tokenizer: another model than the toy, whose blocks have the same size."""
         self.manager = manager or KvManager("boot")
-        self.executor = ToyExecutor(block_size)
+        self.executor = executor or ToyExecutor(block_size)
         self.recorder = Recorder()
         self.states: list[EngineState] = []
         self._changed = threading.Condition()
@@ -68,7 +72,7 @@ class Harness:
         self.engine = Engine(
             self.executor,
             books or InProcessBooks(self.manager, cache=cache),
-            ToyTokenizer(),
+            tokenizer or ToyTokenizer(),
             EngineOptions(
                 facts=PoolFacts(num_blocks, block_size, 0, "toy"),
                 limits=SchedulerLimits(block_size, **limits),

@@ -9,7 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from services.config import ClientSettings, OctavoSettings, UpSettings
+from services.cli_up import _arguments
+from services.config import ClientSettings, ModelRunnerSettings, OctavoSettings, UpSettings
 from services.errors import StartupError
 from services.options import with_settings
 
@@ -129,3 +130,25 @@ def test_a_commands_own_options_come_from_file_environment_and_command_line(
     result = invoked(app, "--config", str(file))
     assert result.exit_code == 2
     assert "has 'many' for count" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "expected"),
+    [
+        ((), {}, False),
+        (("--deterministic",), {}, True),
+        ((), {"OCTAVO_DETERMINISTIC": "true"}, True),
+        (("--no-deterministic",), {"OCTAVO_DETERMINISTIC": "true"}, False),
+    ],
+)
+def test_a_setting_that_is_a_flag(arguments: tuple[str, ...], environment: dict[str, str], expected: bool) -> None:
+    seen: list[Any] = []
+    result = invoked(app_with(UpSettings, seen), *arguments, **environment)
+    assert result.exit_code == 0, result.output
+    assert seen[0][0].deterministic is expected
+
+
+@pytest.mark.parametrize(("value", "spelled"), [(True, "--deterministic"), (False, "--no-deterministic")])
+def test_up_passes_a_flag_on(value: bool, spelled: str) -> None:
+    arguments = _arguments(UpSettings(deterministic=value, block_size=32), ModelRunnerSettings)
+    assert set(arguments) == {"--block-size=32", "--log-level=warning", spelled}

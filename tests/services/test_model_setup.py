@@ -1,0 +1,48 @@
+"""What a start promises of a model: the same bits in any batch, or a sentence that says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from services.config import ModelRunnerSettings
+from services.errors import StartupError
+from services.model_setup import set_up_model
+from tests.model_runner.native_support import INSTRUCTION_SETS
+
+needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS, reason="the CPU kernels are not built")
+
+
+def settings(**given: Any) -> ModelRunnerSettings:
+    return ModelRunnerSettings(log_format="console", num_blocks=4, device="cpu", **given)
+
+
+@needs_kernels
+def test_the_kernels_promise_the_same_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    setup = set_up_model(settings(deterministic=True))
+    assert setup.describe("p").deterministic
+    assert "deterministic: yes, in any batch\n" in capsys.readouterr().err
+
+
+@needs_kernels
+@pytest.mark.parametrize("backend", ["cpu_torch", "reference"])
+def test_other_attention_promises_nothing(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    setup = set_up_model(settings(attention_backend=backend))
+    assert not setup.describe("p").deterministic
+    reason = f"the sums of --attention-backend {backend} depend on how a prompt is cut"
+    assert f"deterministic: no: {reason}\n" in capsys.readouterr().err
+    with pytest.raises(StartupError, match=f"^--deterministic cannot be promised: {reason}.$"):
+        set_up_model(settings(attention_backend=backend, deterministic=True))
+
+
+def test_plain_torch_cannot_start_deterministic() -> None:
+    sentence = (
+        "^--deterministic cannot be promised: the model runs in plain torch on cpu, whose sums depend on the size"
+    )
+    with (
+        mock.patch("model_runner.loading.library", return_value=None),
+        pytest.raises(StartupError, match=sentence),
+    ):
+        set_up_model(settings(deterministic=True))
