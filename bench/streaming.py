@@ -44,6 +44,9 @@ from services.streams import Streams
 FIRST_STEPS = 5
 """Steps left out at both ends of a run, while streams open and close."""
 
+TEXT_SECONDS = 1.0
+"""The span that is looked at after a long text was sent, at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -147,15 +150,16 @@ class Bench:
         return self._watch.take(), 1e3 * spent / self._sizes.tokens, 1e3 * answer["cpu_seconds"] / self._sizes.tokens
 
     async def gaps(self, clients: Peer, other: Peer, verb: str, text: str) -> tuple[float, float, float, str]:
-        """Milliseconds: longest gap before, longest gap while, and the time that the text took; and the answer."""
+        """Milliseconds: the longest gap before and while, and how long the text took; and the answer."""
         streaming = asyncio.create_task(asyncio.to_thread(clients.ask, **self._order(4 * self._sizes.tokens)))
         await asyncio.sleep(2.0)
         answer = await asyncio.to_thread(other.ask, do="send", verb=verb, text=text)
         arrivals = (await streaming)["arrivals"]
         sent, answered = answer["sent"], answer["answered"]
-        took = answered - sent
-        before = longest_gap(arrivals, sent - min(took, 1.0), sent)
-        return before, longest_gap(arrivals, sent, answered), 1e3 * took, answer["answer"]
+        # A text that goes on to be generated from is tokenised first: later steps compute its chunks.
+        span = min(answered - sent, TEXT_SECONDS)
+        before = longest_gap(arrivals, sent - span, sent)
+        return before, longest_gap(arrivals, sent, sent + span), 1e3 * (answered - sent), answer["answer"]
 
     @asynccontextmanager
     async def service(self, directory: Path) -> AsyncIterator[str]:

@@ -43,6 +43,7 @@ from model_runner.request import Chunk, GenerateRequest, RequestView
 from model_runner.scheduler import Scheduler, StepPlan
 from model_runner.sequence import LiveRequest
 from model_runner.sequence import Sequence as LiveSequence
+from model_runner.step_clock import StepClock
 from model_runner.timed_books import TimedBooks
 from model_runner.token_text import Tokenizer
 
@@ -86,6 +87,7 @@ class Engine:
     ) -> None:
         self._executor = executor
         self._books = TimedBooks(books)
+        self._clock = StepClock(self._books)
         self._options = options
         self._deliver = deliver
         self._on_state = on_state
@@ -231,27 +233,24 @@ class Engine:
 
     def _compute(self) -> bool:
         started = time.monotonic()
-        self._books.seconds = 0.0
+        self._clock.start()
         plan = self._scheduler.schedule()
         if not plan.work:
             return False
         self._note_admissions(plan, started)
-        scheduling_kv = self._books.seconds
-        scheduled = time.monotonic()
+        self._clock.lap("schedule")
         logits = self._executor.execute([work.sequence.entry(work.num_tokens) for work in plan.work], plan.copies)
-        computed = time.monotonic()
+        self._clock.lap("forward")
         for work in plan.work:
             work.sequence.computed += work.num_tokens
         ready = [work.sequence for work in plan.work if not work.sequence.pending]
         outcome = self._generation.advance(ready, logits, time.monotonic()) if ready else Outcome()
         self._settle(outcome)
+        self._clock.lap("deliver")
         self._losses = 0
         self._observer.on_step(
             StepReport(
-                schedule_seconds=scheduled - started - scheduling_kv,
-                kv_seconds=self._books.seconds,
-                forward_seconds=computed - scheduled,
-                sample_seconds=time.monotonic() - computed - (self._books.seconds - scheduling_kv),
+                phases=self._clock.phases(),
                 prefill_tokens=plan.prefill_tokens,
                 generated_tokens=len(outcome.chunks),
                 preemptions=plan.preemptions,
@@ -266,6 +265,7 @@ class Engine:
             # Whatever the books answer: last of all the chunks go out, and before that the ended sequences end.
             always.callback(self._deliver, outcome.chunks)
             always.callback(self._close, outcome.chunks)
+            always.callback(self._clock.lap, "sample")
             always.callback(self._finish, outcome.finished)
             forks = [(parent, _unfinished(children)) for parent, children in outcome.forks]
             # All run from here on, so that a lost KV manager puts them back in line like everybody else.

@@ -9,13 +9,29 @@ from model_runner.request import FinishReason, Usage
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport:
-    """One engine step. Phases in seconds; tokens computed for prompts (recomputed ones included) and generated."""
+class PhaseSeconds:
+    """Where the seconds of a step went; they add up to its wall time.
 
-    schedule_seconds: float
-    kv_seconds: float
-    forward_seconds: float
-    sample_seconds: float
+    kv: waiting for the KV manager, in whatever phase. sample: draws, text, stop conditions. deliver: forgetting what
+    ended, and handing the chunks over; the event loop sends them while the next step runs.
+    """
+
+    schedule: float
+    kv: float
+    forward: float
+    sample: float
+    deliver: float
+
+    @property
+    def total(self) -> float:
+        return self.schedule + self.kv + self.forward + self.sample + self.deliver
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One engine step. Tokens computed for prompts (recomputed ones included) and generated."""
+
+    phases: PhaseSeconds
     prefill_tokens: int
     generated_tokens: int
     preemptions: int

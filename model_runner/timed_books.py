@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 
 from model_runner.books import Admission, AllocationRequest, BlockGrant, KvBooks, PoolFacts, SequenceUpdate
 
 
 class TimedBooks:
-    """Passes every verb on and adds the seconds that it took to `seconds`, which the owner may reset."""
+    """Passes every verb on and adds the seconds that it took to `seconds`."""
 
     def __init__(self, books: KvBooks) -> None:
         self._books = books
@@ -18,11 +18,11 @@ class TimedBooks:
 
     @contextmanager
     def _clock(self) -> Iterator[None]:
-        started = time.monotonic()
+        started = monotonic()
         try:
             yield
         finally:
-            self.seconds += time.monotonic() - started
+            self.seconds += monotonic() - started
 
     def open(self, facts: PoolFacts) -> bool:
         with self._clock():

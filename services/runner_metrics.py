@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from model_runner.observer import StepReport
+from model_runner.observer import PhaseSeconds, StepReport
 from model_runner.request import FinishReason, Usage
 
 # Upper bounds in seconds. The first-token and inter-token ones begin lower than usual in LLM serving, because a small
@@ -26,7 +26,6 @@ REQUEST_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 
 QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.05, *REQUEST_BUCKETS[1:])
 PHASE_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
-PHASES = ("schedule", "kv", "forward", "sample")
 REASONS = ("stop", "length", "abort", "error")
 
 
@@ -61,15 +60,19 @@ class RunnerMetrics:
         self._queued = _histogram(
             registry, "queue_time", "Seconds from a request's arrival to its first step.", QUEUE_BUCKETS
         )
-        phase = _histogram(registry, "step_phase", "Seconds of an engine step, by phase.", PHASE_BUCKETS, "phase")
-        self._phases = {name: phase.labels(name) for name in PHASES}
+        phase = _histogram(
+            registry,
+            "step_phase",
+            "Seconds of an engine step, by phase; the phases of a step add up to its wall time.",
+            PHASE_BUCKETS,
+            "phase",
+        )
+        self._phases = {name: phase.labels(name) for name in PhaseSeconds.__slots__}
 
     def on_step(self, report: StepReport) -> None:
         """Counts the tokens and preemptions of a step and observes its phases."""
-        self._phases["schedule"].observe(report.schedule_seconds)
-        self._phases["kv"].observe(report.kv_seconds)
-        self._phases["forward"].observe(report.forward_seconds)
-        self._phases["sample"].observe(report.sample_seconds)
+        for name, histogram in self._phases.items():
+            histogram.observe(getattr(report.phases, name))
         self._prefilled.inc(report.prefill_tokens)
         self._generated.inc(report.generated_tokens)
         self._preemptions.inc(report.preemptions)

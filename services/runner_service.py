@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 from octavo.runner.v1 import model_runner_pb2 as pb
@@ -19,6 +21,9 @@ from model_runner.validation import InvalidRequest, Limits, check_text_size, val
 from services.runner_errors import NotReady, UnknownModel
 from services.runner_wire import field_path, read_request, write_chunk, write_view
 from services.streams import Streams
+
+LONG_TEXT = 16_384
+"""Characters from which on texts are tokenised one at a time: at once they would take every core from the model."""
 
 RUNNER_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ModelRunnerService"].full_name
 
@@ -44,6 +49,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         self.served: ServedModel | None = None
         self.waits_for = "the model to be loaded"
         """What requests are told while they cannot be served."""
+        self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-long-texts")
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
@@ -112,14 +118,20 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         match request.WhichOneof("prompt"):
             case "text":
                 check_text_size("text", request.text, served.tokenizer.longest_token_bytes, served.limits)
-                return await asyncio.to_thread(served.tokenizer.encode, request.text)
+                return await self._tokenised(len(request.text), partial(served.tokenizer.encode, request.text))
             case "token_ids":
                 return request.token_ids.ids
             case "chat":
                 messages = [{"role": each.role, "content": each.content} for each in request.chat.messages]
-                return await asyncio.to_thread(_encode_chat, served, messages)
+                size = sum(len(each.content) for each in request.chat.messages)
+                return await self._tokenised(size, partial(_encode_chat, served, messages))
             case _:
                 raise InvalidRequest("prompt", "The request has no prompt; give text, token_ids or chat.")
+
+    async def _tokenised(self, size: int, work: Callable[[], list[int]]) -> list[int]:
+        """Tokenises `size` characters in another thread; long texts wait for each other, short ones for none."""
+        threads = self._long_texts if size >= LONG_TEXT else None
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _validate(message: pb.GenerateRequest, parsed: GenerateRequest, limits: Limits) -> None:

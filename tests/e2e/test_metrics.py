@@ -68,7 +68,7 @@ def test_counts_are_those_of_the_requests(stack: Stack) -> None:
 
 
 REASONS = ("stop", "length", "abort", "error")
-PHASES = ("schedule", "kv", "forward", "sample")
+PHASES = ("schedule", "kv", "forward", "sample", "deliver")
 
 
 def test_gauges_are_right_while_idle(stack: Stack) -> None:

@@ -13,7 +13,7 @@ import pytest
 from octavo.kv.v1 import kv_manager_pb2 as pb
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from model_runner.observer import EngineObserver, StepReport
+from model_runner.observer import EngineObserver, PhaseSeconds, StepReport
 from model_runner.request import FinishReason, Usage
 from services.errors import StartupError
 from services.metrics import new_registry, on_loop, start_metrics_server
@@ -140,10 +140,7 @@ def test_the_runner_counts_what_its_engine_tells() -> None:
     metrics = RunnerMetrics(registry, running=lambda: 2, waiting=lambda: len(waiting))
     observer: EngineObserver = metrics
     report = StepReport(
-        schedule_seconds=0.25,
-        kv_seconds=0.5,
-        forward_seconds=2.0,
-        sample_seconds=1.0,
+        PhaseSeconds(schedule=0.25, kv=0.5, forward=2.0, sample=1.0, deliver=0.125),
         prefill_tokens=100,
         generated_tokens=3,
         preemptions=1,
@@ -176,7 +173,7 @@ def test_the_runner_counts_what_its_engine_tells() -> None:
     finished = {dict(key[1])["reason"]: value for key, value in found.items() if "finished_total" in key[0]}
     assert finished == {"stop": 0, "length": 1, "abort": 0, "error": 1}
     phases = {dict(key[1])["phase"]: value for key, value in found.items() if key[0] == name("step_phase_seconds_sum")}
-    assert phases == {"schedule": 0.5, "kv": 1, "forward": 4, "sample": 2}
+    assert phases == {"schedule": 0.5, "kv": 1, "forward": 4, "sample": 2, "deliver": 0.25}
     sums = {key[0]: value for key, value in found.items() if key[0].endswith("_sum") and not key[1]}
     assert sums == {
         name("time_to_first_token_seconds_sum"): 0.5,
