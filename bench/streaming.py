@@ -152,7 +152,7 @@ class Bench:
     async def gaps(self, clients: Peer, other: Peer, verb: str, text: str) -> tuple[float, float, float, str]:
         """Milliseconds: the longest gap before and while, and how long the text took; and the answer."""
         streaming = asyncio.create_task(asyncio.to_thread(clients.ask, **self._order(4 * self._sizes.tokens)))
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(TEXT_SECONDS)
         answer = await asyncio.to_thread(other.ask, do="send", verb=verb, text=text)
         arrivals = (await streaming)["arrivals"]
         sent, answered = answer["sent"], answer["answered"]
@@ -235,12 +235,13 @@ def long_text(setup: Setup, tokens: int) -> str:
 
 def served_setup(model: str, text_tokens: int) -> Setup:
     """The real model; for `sleep` with limits that let a request of `text_tokens` in."""
-    blocks = 4_000 if model == "real" else text_tokens // 8
     setup = set_up_model(ModelRunnerSettings(log_format="json", num_blocks=4_000))
     if model == "real":
         return setup
-    facts = replace(setup.options.facts, num_blocks=blocks)
-    return replace(setup, options=replace(setup.options, facts=facts, max_sequence_tokens=2 * text_tokens))
+    # Its blocks are in the books alone.
+    facts = replace(setup.options.facts, num_blocks=4_000 + text_tokens // 8)
+    longest = setup.options.max_sequence_tokens + text_tokens
+    return replace(setup, options=replace(setup.options, facts=facts, max_sequence_tokens=longest))
 
 
 async def run(given: argparse.Namespace, sizes: Sizes) -> None:
@@ -282,6 +283,8 @@ async def gaps(bench: Bench, clients: Peer, other: Peer, setup: Setup, sizes: Si
     for verb in ("Tokenize", "Generate"):
         for _ in range(sizes.rounds):
             before, during, took, answer = await bench.gaps(clients, other, verb, text)
+            if not before or not during:
+                raise SystemExit("The streams had ended before the text was answered: give more --tokens.")
             print(
                 f"{verb} of {sizes.text_tokens} tokens ({answer}, {took:.0f} ms): longest gap {during:.1f} ms, "
                 f"before {before:.1f} ms, ratio {during / before:.2f}",

@@ -1,0 +1,114 @@
+"""The hand-over from the engine's thread to the event loop: once a step, whatever the number of streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from model_runner.engine_types import DuplicateRequest, Failure, FailureKind
+from model_runner.request import Chunk, FinishReason, Usage
+from services.runner_errors import NotReady, PinsExhausted, RequestFailed, RequestRefused
+from services.streams import Streams
+
+USAGE = Usage(1, 0, 1, 0, 0.0, 0.0, 0.0)
+
+
+def chunk(name: str, token: int, *, last: bool = False) -> Chunk:
+    reason = FinishReason.LENGTH if last else None
+    return Chunk(name, 0, (token,), str(token), finish_reason=reason, usage=USAGE if last else None)
+
+
+class CountingLoop:
+    """An event loop that runs what other threads give it when it is told to."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    def call_soon_threadsafe(self, callback: Callable[..., None], *arguments: Any) -> None:
+        self.given.append((callback, arguments))
+
+    def run(self) -> None:
+        for callback, arguments in self.given:
+            callback(*arguments)
+        self.given.clear()
+
+
+def test_a_step_wakes_the_loop_once_for_all_streams() -> None:
+    async def run() -> None:
+        loop = CountingLoop()
+        streams = Streams(cast(asyncio.AbstractEventLoop, loop))
+        names = [f"r{number}" for number in range(64)]
+        opened = {name: streams.open(name) for name in names}
+        for token in range(3):
+            streams.deliver([chunk(name, 100 * token + index, last=token == 2) for index, name in enumerate(names)])
+        assert len(loop.given) == 3
+        loop.run()
+        for index, name in enumerate(names):
+            assert [each.token_ids async for each in opened[name]] == [(index,), (100 + index,), (200 + index,)]
+            assert opened[name].ended
+
+    asyncio.run(run())
+
+
+def test_what_comes_for_a_closed_stream_is_ignored() -> None:
+    async def run() -> None:
+        loop = CountingLoop()
+        streams = Streams(cast(asyncio.AbstractEventLoop, loop))
+        gone, stays = streams.open("gone"), streams.open("stays")
+        streams.close(gone)
+        streams.deliver([chunk("gone", 1), chunk("stays", 2, last=True), chunk("unknown", 3)])
+        loop.run()
+        assert [each.token_ids async for each in stays] == [(2,)]
+        assert not gone.ended
+
+    asyncio.run(run())
+
+
+def test_closing_a_stream_leaves_a_later_one_of_the_same_id() -> None:
+    async def run() -> None:
+        loop = CountingLoop()
+        streams = Streams(cast(asyncio.AbstractEventLoop, loop))
+        earlier, later = streams.open("a"), streams.open("a")
+        streams.close(earlier)
+        streams.deliver([chunk("a", 7, last=True)])
+        loop.run()
+        assert [each.token_ids async for each in later] == [(7,)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (FailureKind.ENGINE, RequestFailed),
+        (FailureKind.ELSEWHERE, NotReady),
+        (FailureKind.REQUEST, RequestRefused),
+        (FailureKind.PINS_EXHAUSTED, PinsExhausted),
+        (FailureKind.NAME_TAKEN, DuplicateRequest),
+    ],
+)
+def test_a_failure_ends_the_stream_with_its_sentence(kind: FailureKind, error: type[Exception]) -> None:
+    async def run() -> None:
+        loop = CountingLoop()
+        streams = Streams(cast(asyncio.AbstractEventLoop, loop))
+        stream = streams.open("a")
+        streams.deliver([chunk("a", 1)])
+        streams.deliver([Failure("a", "the sentence", kind)])
+        loop.run()
+        chunks = aiter(stream)
+        assert (await anext(chunks)).token_ids == (1,)
+        with pytest.raises(error, match="the sentence"):
+            await anext(chunks)
+        assert stream.ended
+
+    asyncio.run(run())
+
+
+def test_a_loop_that_is_closed_stops_no_engine() -> None:
+    loop = asyncio.new_event_loop()
+    streams = Streams(loop)
+    loop.close()
+    streams.deliver([chunk("a", 1)])
