@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 WEIGHT_UNIT = 2.0**44
 # A nucleus is almost always this small; sorting a whole vocabulary for it costs several times as much.
 _FIRST_LOOK = 1024
+_NEXT_LOOK = 4
+"""How many times as many tokens are looked at when those were too few."""
 _STRETCH = 512
 _ID_BITS = 31
 _ID_MASK = (1 << _ID_BITS) - 1
@@ -71,11 +73,13 @@ def _ranks(logits: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.in
 def _nucleus(logits: NDArray[np.float32], weights: NDArray[np.int64], top_k: int, top_p: float) -> NDArray[np.int64]:
     """The ids that top_k and then top_p leave, ascending."""
     bounded = 0 < top_k < len(logits)
-    ids = best(logits, top_k if bounded else _FIRST_LOOK)
+    count = top_k if bounded else _FIRST_LOOK
+    ids = best(logits, count)
     total = int((weights[ids] if bounded else weights).sum())
     needed = min(math.ceil(top_p * total), total)
-    if weights[ids].sum() < needed:
-        ids = best(logits, len(logits))
+    while weights[ids].sum() < needed:
+        count *= _NEXT_LOOK
+        ids = best(logits, count)
     each = weights[ids]
     # A token stays while those before it have not reached the needed mass, so the first one always does.
     kept = max(1, int(np.searchsorted(each.cumsum() - each, needed)))
