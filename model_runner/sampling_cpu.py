@@ -27,10 +27,14 @@ def draw(
 
     What the filters do is said at model_runner.sampling.sample().
     """
+    if 0 < top_k < len(logits):
+        # What top_k leaves is a small vocabulary, in the order of ids.
+        kept = np.sort(best(logits, top_k))
+        return int(kept[draw(logits[kept], temperature, 0, top_p, min_p, uniform)])
     weights = _weights(logits, temperature)
-    if not (0 < top_k < len(logits)) and top_p >= 1:
+    if top_p >= 1:
         return _invert(_without_the_unlikely(weights, min_p), uniform)
-    kept = _nucleus(logits, weights, top_k, top_p)
+    kept = _nucleus(logits, weights, top_p)
     return int(kept[_invert(_without_the_unlikely(weights[kept], min_p), uniform)])
 
 
@@ -70,13 +74,12 @@ def _ranks(logits: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.in
     return (ordered.astype(np.int64) << _ID_BITS) + (_ID_MASK - ids)
 
 
-def _nucleus(logits: NDArray[np.float32], weights: NDArray[np.int64], top_k: int, top_p: float) -> NDArray[np.int64]:
-    """The ids that top_k and then top_p leave, ascending."""
-    bounded = 0 < top_k < len(logits)
-    count = top_k if bounded else _FIRST_LOOK
-    ids = best(logits, count)
-    total = int((weights[ids] if bounded else weights).sum())
+def _nucleus(logits: NDArray[np.float32], weights: NDArray[np.int64], top_p: float) -> NDArray[np.int64]:
+    """The ids that top_p, below 1, leaves; ascending."""
+    total = int(weights.sum())
     needed = min(math.ceil(top_p * total), total)
+    count = _FIRST_LOOK
+    ids = best(logits, count)
     while weights[ids].sum() < needed:
         count *= _NEXT_LOOK
         ids = best(logits, count)
