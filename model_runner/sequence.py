@@ -79,6 +79,12 @@ class Sequence:
     committed: int = 0
     must_ask: bool = False
     """After a fork: the next write needs the books' word, for the last block may be shared."""
+    shared_blocks: int = 0
+    """Blocks at the beginning of the table that others may hold as well."""
+    number: int = 0
+    """Of its arrival until it is first admitted, then of its latest admission."""
+    prefix_keys: tuple[int, ...] = ()
+    overtaken: int = 0
     admitted_before: bool = False
     num_outputs: int = 0
     last_token_at: float = 0.0
@@ -141,13 +147,16 @@ class Sequence:
         for child in children:
             child.block_table = self.block_table[:]
             child.computed, child.told, child.committed = self.computed, self.told, self.committed
+            child.prefix_keys = self.prefix_keys
             child.admitted_before = True
         for sequence in (self, *children):
+            sequence.shared_blocks = len(sequence.block_table)
             sequence.must_ask = True
 
-    def start(self, block_ids: Seq[int], cached_tokens: int) -> None:
+    def start(self, block_ids: Seq[int], cached_tokens: int, block_size: int) -> None:
         """Takes over the block table of a new admission."""
         self.block_table = list(block_ids)
+        self.shared_blocks = cached_tokens // block_size
         self.computed = self.committed = cached_tokens
         self.told = len(self.token_ids)
         self.admitted_before = True
@@ -155,5 +164,6 @@ class Sequence:
     def lose_blocks(self) -> None:
         """Holds nothing any more; everything will be computed again."""
         self.block_table = []
+        self.shared_blocks = 0
         self.computed = self.committed = self.told = 0
         self.must_ask = False

@@ -104,6 +104,7 @@ class TestHowMuchIsComputed:
 
 
 class TestTheSameTokens:
+    @pytest.mark.usefixtures("no_foresight")
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("cache", EVERY_WAY)
     def test_in_a_pool_so_small_that_some_are_preempted(self, cache: CacheOptions, seed: int) -> None:
@@ -170,6 +171,7 @@ class TestRefusals:
             harness.submit("large", prompt_of(30, 1), 1)
             assert harness.tokens("large") == answer(prompt_of(30, 1), 1)
 
+    @pytest.mark.usefixtures("no_foresight")
     def test_who_is_preempted_makes_room_although_it_will_pin(self) -> None:
         """12 usable blocks: the first needs all of them, and the second, 6 of them to be pinned, is in its way."""
         with Harness(num_blocks=13, manager=KvManager("boot", clock=lambda: 0.0)) as harness:
@@ -181,6 +183,7 @@ class TestRefusals:
             assert harness.tokens("second") == answer(prompt_of(24, 1), 20)
             assert harness.last("second").usage.preemptions > 0
 
+    @pytest.mark.usefixtures("no_foresight")
     def test_pinned_prompts_that_are_preempted_come_back_and_pin_when_they_end(self) -> None:
         prompts = {f"r{number}": prompt_of(9, number) for number in range(6)}
         with Harness(num_blocks=25, manager=KvManager("boot", clock=lambda: 0.0)) as harness:
