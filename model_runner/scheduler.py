@@ -113,6 +113,9 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Lines a new sequence up."""
         self.waiting.add(sequence)
+        if next(iter(self.waiting)) is sequence:
+            # Those behind it were refused, not this one.
+            self._admission_failed = False
 
     def adopt(self, children: list[Sequence]) -> None:
         """Takes over forked sequences, which hold blocks already."""
@@ -141,7 +144,8 @@ class Scheduler:
         holders = _holders(sequences)
         self._remove(sequences)
         for sequence in sequences:
-            self._lengths.note(sequence.num_outputs, ended=sequence.finish_reason is FinishReason.STOP)
+            if sequence.num_outputs:
+                self._lengths.note(sequence.num_outputs, ended=sequence.finish_reason is FinishReason.STOP)
         if holders:
             self._note_room()
             self._books.free([sequence.update() for sequence in holders])
@@ -223,6 +227,8 @@ class Scheduler:
             self._over_quota.clear()
         elif self._admission_failed:
             return
+        if not self.waiting:
+            return
         chunk = self._limits.chunk
         budget = self._limits.max_batched_tokens - sum(min(sequence.pending, chunk) for sequence in self.running)
         slots = self._limits.slots - sum(_slots(sequence) for sequence in self.running)
@@ -231,7 +237,7 @@ class Scheduler:
             sequence = self.waiting.next(held_prefixes, self._over_quota)
             if sequence is None:
                 return
-            tried = self._try(sequence, plan) if _slots(sequence) <= slots else _Tried.NO_ROOM
+            tried = self._try(sequence, min(chunk, budget), plan) if _slots(sequence) <= slots else _Tried.NO_ROOM
             if tried is _Tried.NO_ROOM:
                 if sequence is self.waiting.next((), self._over_quota):
                     return
@@ -242,11 +248,11 @@ class Scheduler:
                 slots -= _slots(sequence)
                 held_prefixes = {*held_prefixes, *sequence.prefix_keys}
 
-    def _try(self, sequence: Sequence, plan: StepPlan) -> _Tried:
-        """Asks the books to admit a sequence, and notes why they don't."""
+    def _try(self, sequence: Sequence, tokens: int, plan: StepPlan) -> _Tried:
+        """Asks the books to admit a sequence that can have so many tokens in this step, and notes why they don't."""
         self._admission_failed = False
         try:
-            admitted = self._allocate(sequence, plan)
+            admitted = self._allocate(sequence, tokens, plan)
         except BooksRefused as error:
             if error.reason == QUOTA_SHORT:
                 self._over_quota.add(sequence.live.request.cache_salt)
@@ -266,11 +272,11 @@ class Scheduler:
         sequence.number = self._admissions
         self.running.append(sequence)
 
-    def _allocate(self, sequence: Sequence, plan: StepPlan) -> bool:
+    def _allocate(self, sequence: Sequence, tokens: int, plan: StepPlan) -> bool:
         staying = [each for each in self.running if not self.waiting.displaces(sequence, each)]
         limits = self._limits
         reserve = headroom(staying, sequence, self._lengths, limits.block_size, limits.max_batched_tokens)
-        request = sequence.allocation(headroom_blocks=reserve)
+        request = sequence.allocation(headroom_blocks=reserve, promised_tokens=tokens)
         try:
             admission = self._books.allocate(request)
         except BooksRefused as error:

@@ -105,8 +105,11 @@ class Sequence:
             wants_logits=num_tokens == self.pending,
         )
 
-    def allocation(self, headroom_blocks: int) -> AllocationRequest:
-        """What to ask the books for, with so many blocks left for others. The first choice pins the prompt for all."""
+    def allocation(self, headroom_blocks: int, promised_tokens: int) -> AllocationRequest:
+        """What to ask the books for, with so many blocks left for others and so many tokens of the next step's.
+
+        The first choice pins the prompt for all.
+        """
         request = self.live.request
         retention = request.retention if not self.choice_index else replace(request.retention, pin_seconds=0.0)
         return AllocationRequest(
@@ -116,6 +119,7 @@ class Sequence:
             cache_salt=request.cache_salt,
             skip_cache_read=request.skip_cache_read,
             resumed=self.admitted_before,
+            promised_tokens=promised_tokens,
             retention=retention,
         )
 

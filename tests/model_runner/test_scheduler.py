@@ -182,6 +182,52 @@ class TestAdmission:
         assert (first.live.cached_tokens, second.live.cached_tokens) == (0, 32)
 
 
+class TestSharingWithinAStep:
+    def test_two_equal_prompts(self) -> None:
+        """Published (47): two equal prompts of 100 tokens in one step compute 100 + 4; those that come later, 4 each.
+
+        6 full blocks are 96 tokens.
+        """
+        driver = Driver()
+        prompt = range(100)
+        for name in "ab":
+            driver.add(name, 0, prompt=prompt)
+        assert driver.steps(1) == [{"a/0": 100, "b/0": 4}]
+        driver.add("c", 0, prompt=prompt)
+        assert driver.steps(2) == [{"a/0": 1, "b/0": 1, "c/0": 4}, {"a/0": 1, "b/0": 1, "c/0": 1}]
+        # 6 shared blocks, and a seventh for each of the three.
+        assert driver.held_blocks == 6 + 3
+
+    def test_what_the_step_has_no_room_for_is_not_promised(self) -> None:
+        """A budget of 64 and chunks of 40: of the first prompt's 40 tokens 2 blocks are full, and 24 tokens are left.
+
+        So the second computes 24 from the 32 on that it shares, and is at 56 tokens, 3 blocks, when the first is at 40.
+        """
+        driver = Driver(max_batched_tokens=64, prefill_chunk_tokens=40)
+        first, second = (driver.add(name, 0, prompt=range(100)) for name in "ab")
+        assert driver.steps(1) == [{"a/0": 40, "b/0": 24}]
+        assert (first.live.cached_tokens, second.live.cached_tokens) == (0, 32)
+        assert first.block_table[:2] == second.block_table[:2]
+        assert driver.steps(2) == [{"a/0": 40, "b/0": 24}, {"a/0": 20, "b/0": 20}]
+
+    def test_a_step_that_fails_leaves_nothing_behind(self) -> None:
+        driver = Driver()
+        for name in "ab":
+            driver.add(name, 0, prompt=range(100))
+        driver.scheduler.schedule()
+        driver.scheduler.finish(driver.scheduler.running[:])
+        occupancy = driver.manager.pool("default").occupancy()
+        assert (occupancy.held_blocks, occupancy.cached_blocks) == (0, 0)
+        driver.add("c", 0, prompt=range(100))
+        assert driver.steps(1) == [{"c/0": 100}]
+
+    def test_who_skips_the_cache_computes_all(self) -> None:
+        driver = Driver()
+        driver.add("a", 0, prompt=range(100))
+        driver.add("b", 0, prompt=range(100), skip_cache_read=True)
+        assert driver.steps(1) == [{"a/0": 100, "b/0": 100}]
+
+
 class TestPreemption:
     """5 usable blocks, prompts of 32 tokens: a and b hold 2 each, and with 33 tokens each wants the last one."""
 

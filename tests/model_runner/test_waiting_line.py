@@ -143,7 +143,6 @@ class TestPriority:
         driver.step()
         assert driver.waiting == ["equal/0"]
         driver.add("better", 20, queue_priority=-1)
-        driver.scheduler._note_room()
         driver.step()
         assert (driver.running, driver.waiting) == (["running/0", "better/0"], ["equal/0"])
 
