@@ -251,7 +251,9 @@ def _check_sequences(blocks: BlockPool, live: Live) -> list[str]:
 
 def _check_promises(blocks: BlockPool, live: Live) -> list[str]:
     """The promised blocks are what sequences will compute next: held, and found under their hash."""
-    size, promised, wrong = blocks.block_size, set[int](), []
+    size = blocks.block_size
+    promised: set[int] = set()
+    wrong: list[str] = []
     for sequence_id, sequence in live.items():
         first, last = sequence.computed // size, sequence.promised_blocks
         if first >= last:

@@ -198,11 +198,11 @@ def collect_without_limit(client: Client, item: dict[str, Any]) -> list[Chunk]:
 
 
 def test_in_a_pool_so_small_that_some_are_preempted(tmp_path: Path) -> None:
-    # 25 usable blocks are 400 tokens; the longest request takes 192, and all of them about 1,500. Without a limit
+    # 25 usable blocks are 400 tokens; the longest request takes 192, and all of them more than 400. Without a limit
     # nothing is known of their lengths, so that too many are admitted.
     with running_stack(tmp_path, "--num-blocks", "26", "--scheduling-policy", "priority") as stack:
-        with stack.client() as client, ThreadPoolExecutor(16) as threads:
-            answers = list(threads.map(lambda item: collect_without_limit(client, item), ITEMS[:16]))
+        with stack.client() as client, ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda item: collect_without_limit(client, item), ITEMS[:8]))
             for item, chunks in zip(ITEMS, answers, strict=False):
                 assert_golden(client, item, chunks)
         assert stack.runner_samples()["octavo_runner_preemptions_total"] > 0
