@@ -25,7 +25,7 @@ from kvmanager.types import Totals
 class BlockPool(CachedBlocks):
     """The blocks of one pool and their holders: taken, shared, stored, published and released."""
 
-    __slots__ = ("block_size", "held", "partial", "references", "shared", "stored_tokens", "usable")
+    __slots__ = ("block_size", "held", "partial", "promised", "references", "shared", "stored_tokens", "usable")
 
     def __init__(
         self,
@@ -41,6 +41,8 @@ class BlockPool(CachedBlocks):
         self.block_size = block_size
         self.partial: dict[int, int] = {}
         """Tokens whose K/V is in each held block that has no name, where there are any; one with a name is full."""
+        self.promised: set[int] = set()
+        """Blocks with a name that will be computed in the next step; check() compares them with the sequences."""
         # Derived, each kept beside what it derives from; check() recomputes them.
         self.held = 0
         self.shared = 0
@@ -147,12 +149,21 @@ class BlockPool(CachedBlocks):
             owner = self.index.owner(name)
             if not owner:
                 # What follows a name that nobody has published is new as well, unless names collide.
-                end = self._end_of_new(chain.names, index, last) if chain.names_may_collide else last
+                end = self.end_of_new(chain.names, index, last) if chain.names_may_collide else last
                 self._publish_new(blocks, chain, index, end)
                 return end
             if not self.index.holds(owner, chain, index):
                 return index
             self._publish_again(block, owner, chain, index)
+        return last
+
+    def end_of_new(self, names: list[bytes], first: int, last: int) -> int:
+        """The index behind the run of names, from a new one on, that nothing else has."""
+        seen: set[bytes] = set()
+        for index in range(first, last):
+            if names[index] in seen or self.index.owner(names[index]):
+                return index
+            seen.add(names[index])
         return last
 
     def can_unpublish(self, block: int, withdrawn: int = 0) -> bool:
@@ -221,15 +232,6 @@ class BlockPool(CachedBlocks):
             return
         self.free += blocks
         self.tenants.base.used -= len(blocks)
-
-    def _end_of_new(self, names: list[bytes], first: int, last: int) -> int:
-        """The index behind the run of names, from a new one on, that nothing else has."""
-        seen: set[bytes] = set()
-        for index in range(first, last):
-            if names[index] in seen or self.index.owner(names[index]):
-                return index
-            seen.add(names[index])
-        return last
 
     def _publish_new(self, blocks: list[int], chain: HashChain, first: int, last: int) -> None:
         for block in blocks[first:last]:

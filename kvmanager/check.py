@@ -28,6 +28,7 @@ def check_pool(blocks: BlockPool, live: Live, table_entries: int, promised_pins:
         *_check_pins(blocks, live, promised_pins),
         *_check_tenants(blocks, live),
         *_check_sequences(blocks, live),
+        *_check_promises(blocks, live),
     ]
 
 
@@ -245,6 +246,25 @@ def _check_sequences(blocks: BlockPool, live: Live) -> list[str]:
             for index in range(full, min(len(sequence.blocks), -(-sequence.computed // size)))
             if blocks.stored(sequence.blocks[index]) < min(size, sequence.computed - index * size)
         ]
+    return wrong
+
+
+def _check_promises(blocks: BlockPool, live: Live) -> list[str]:
+    """The promised blocks are what sequences will compute next: held, and found under their hash."""
+    size = blocks.block_size
+    promised: set[int] = set()
+    wrong: list[str] = []
+    for sequence_id, sequence in live.items():
+        first, last = sequence.computed // size, sequence.promised_blocks
+        if first >= last:
+            continue
+        sequence.chain.compute(last)
+        own = sequence.blocks[first:last]
+        promised.update(own)
+        if [blocks.index.owner(name) for name in sequence.chain.names[first:last]] != own:
+            wrong.append(f"a block that sequence {sequence_id!r} has promised is not found under its hash")
+    if promised != blocks.promised:
+        wrong.append(f"{len(promised)} blocks are promised, but {len(blocks.promised)} are counted, or others")
     return wrong
 
 

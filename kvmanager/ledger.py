@@ -182,7 +182,10 @@ class Ledger:
 
     def _match_inside(self, chain: HashChain, hits: list[int]) -> tuple[int, int]:
         left = len(chain.token_ids) - 1 - len(hits) * self.spec.block_size
-        return self.block_pool.index.match_inside(chain, hits, min(left, self.spec.block_size))
+        # A copy is made before the step: what the step is yet to compute can't be its source.
+        return self.block_pool.index.match_inside(
+            chain, hits, min(left, self.spec.block_size), self.block_pool.promised
+        )
 
 
 def _policy(spec: PoolSpec) -> EvictionPolicy:

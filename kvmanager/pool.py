@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Sequence as Seq
 
 from kvmanager.errors import InvalidArgument, PoolBusy
-from kvmanager.requests import AppendPlan, Requests
+from kvmanager.promises import Promises
+from kvmanager.requests import AppendPlan
 from kvmanager.sequence import Sequence
 from kvmanager.types import (
     BASE_SCOPE,
@@ -23,10 +24,10 @@ from kvmanager.types import (
     Removal,
     Retention,
 )
-from kvmanager.validation import check_retention, check_scope
+from kvmanager.validation import check_amounts, check_retention, check_scope
 
 
-class Pool(Requests):
+class Pool(Promises):
     """The books of one pool.
 
     Every verb raises InvalidArgument for a request that makes no sense, and leaves the books as they were whenever it
@@ -50,21 +51,21 @@ class Pool(Requests):
         lookahead_tokens: int = 0,
         skip_cache_read: bool = False,
         resumed: bool = False,
+        promised_tokens: int = 0,
         caller: int = 0,
     ) -> Allocation:
         """Looks up the cached prefix and allocates blocks for all of `token_ids`, and for `lookahead_tokens` more.
 
         spans: what stands behind tokens that stand for an image or the like. headroom_blocks must be left over
         afterwards. skip_cache_read hits nothing. resumed: the sequence was here before and was preempted, so its
-        lookup does not count in the totals. Raises SequenceExists, NeverFits, PinsExhausted, PoolShort.
+        lookup does not count in the totals. promised_tokens: of the tokens that are not cached, so many or all will be
+        computed in the next step, so that their full blocks can be found at once. Raises SequenceExists, NeverFits,
+        PinsExhausted, PoolShort.
         """
         self._check_new_id(sequence_id)
-        if headroom_blocks < 0 or lookahead_tokens < 0:
-            raise InvalidArgument(
-                f"headroom_blocks is {headroom_blocks} and lookahead_tokens {lookahead_tokens}; use 0 or more",
-                headroom_blocks=headroom_blocks,
-                lookahead_tokens=lookahead_tokens,
-            )
+        check_amounts(
+            headroom_blocks=headroom_blocks, lookahead_tokens=lookahead_tokens, promised_tokens=promised_tokens
+        )
         check_retention(retention)
         chain = self._chain(token_ids, scope, spans)
         num_tokens = len(chain.token_ids)
@@ -89,6 +90,8 @@ class Pool(Requests):
         self.promised_pins += pinned_blocks
         self.live[sequence_id] = sequence
         self.table_entries += num_blocks
+        if promised_tokens:
+            self._promise(sequence, promised_tokens)
         if not skip_cache_read and not resumed and self.caches:
             self.totals.queried_tokens += num_tokens
             self.totals.hit_tokens += cached
@@ -116,6 +119,7 @@ class Pool(Requests):
         Parent and children must append() before they next write. Raises UnknownSequence, SequenceExists.
         """
         parent = self._owned(parent_id, caller)
+        self._check_settles(parent, parent.computed)
         if not 1 <= len(child_ids) <= MAX_CHILDREN:
             raise InvalidArgument(
                 f"fork of {parent_id!r} names {len(child_ids)} children; name 1 to {MAX_CHILDREN}",
@@ -140,6 +144,7 @@ class Pool(Requests):
         Full blocks behind stay cached. The sequence must append() before it next writes. Raises UnknownSequence.
         """
         sequence = self._owned(sequence_id, caller)
+        self._check_settles(sequence, sequence.computed)
         if not 1 <= num_tokens <= sequence.num_tokens:
             raise InvalidArgument(
                 f"sequence {sequence_id!r} has {sequence.num_tokens} tokens and can be rewound to 1 to as many, not to "
@@ -171,6 +176,7 @@ class Pool(Requests):
 
         for sequence, token_ids, computed in commits:
             self._commit(sequence, token_ids, computed)
+            self._withdraw(sequence)
             if preempted:
                 self._forget_promise(sequence, 0)
             self._end(sequence)
@@ -293,6 +299,8 @@ class Pool(Requests):
         sequence.computed = computed
         if first < last:
             self._commit_full(sequence, first, last)
+            if sequence.promised_blocks:
+                self._keep(sequence)
         if computed % size:
             self.block_pool.store(sequence.blocks[last], computed % size)
 
@@ -323,15 +331,6 @@ class Pool(Requests):
         if sequence.pinned_blocks > full_blocks:
             self.promised_pins -= sequence.pinned_blocks - full_blocks
             sequence.pinned_blocks = full_blocks
-
-    def _descendants(self, block: int) -> list[int]:
-        """The published blocks that continue a block, each before those that continue it."""
-        index = self.block_pool.index
-        tree = index.tree()
-        found = [block]
-        for each in found:
-            found += tree.get(index.names[each], [])
-        return found[1:]
 
     def _check_quota_size(self, blocks: int) -> None:
         if not 0 <= blocks <= self.spec.usable_blocks:

@@ -8,7 +8,7 @@ chain, and is published whenever the name is: blocks are published in order and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Final
 
 from kvmanager.hashing import HashChain
@@ -16,6 +16,7 @@ from kvmanager.hashing import HashChain
 NO_NAME: Final = b""
 NO_BLOCK: Final = 0
 """The null block is never published, so it stands for none."""
+NOTHING: Final[frozenset[int]] = frozenset()
 
 
 class PrefixIndex(ABC):
@@ -38,10 +39,13 @@ class PrefixIndex(ABC):
     def match(self, chain: HashChain, max_blocks: int) -> list[int]:
         """The longest run of published blocks, at most `max_blocks`, that begins the chain."""
 
-    def match_inside(self, chain: HashChain, blocks: list[int], max_tokens: int) -> tuple[int, int]:
+    def match_inside(
+        self, chain: HashChain, blocks: list[int], max_tokens: int, hidden: Set[int] = NOTHING
+    ) -> tuple[int, int]:
         """A published block whose first tokens are the next of the chain behind `blocks`, and how many are.
 
-        At most `max_tokens`. (NO_BLOCK, 0) when there is none, and always for an index that only knows whole blocks.
+        At most `max_tokens`, and none of the `hidden` blocks. (NO_BLOCK, 0) when there is none, and always for an index
+        that only knows whole blocks.
         """
         return NO_BLOCK, 0
 

@@ -7,9 +7,10 @@ beginning is a neighbour of where the prompt would stand. A lookup computes no h
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Set
 
 from kvmanager.hashing import HashChain
-from kvmanager.prefix_index import NO_BLOCK, PrefixIndex
+from kvmanager.prefix_index import NO_BLOCK, NOTHING, PrefixIndex
 
 TOKEN_BYTES = 4
 
@@ -38,6 +39,14 @@ class _Node:
         index = bisect_left(self.keys, node.content)
         self.keys.insert(index, node.content)
         self.nodes.insert(index, node)
+
+    def nearest(self, index: int, step: int, hidden: Set[int]) -> _Node | None:
+        """The first child from `index` on, in steps of 1 or -1, whose block is not hidden."""
+        while 0 <= index < len(self.nodes):
+            if self.nodes[index].block not in hidden:
+                return self.nodes[index]
+            index += step
+        return None
 
     def remove(self, content: bytes) -> None:
         """Takes the child of that content out."""
@@ -69,7 +78,9 @@ class RadixIndex(PrefixIndex):
         chain.adopt([self.names[block] for block in blocks])
         return blocks
 
-    def match_inside(self, chain: HashChain, blocks: list[int], max_tokens: int) -> tuple[int, int]:
+    def match_inside(
+        self, chain: HashChain, blocks: list[int], max_tokens: int, hidden: Set[int] = NOTHING
+    ) -> tuple[int, int]:
         """The child of the last of `blocks` that shares the most of the next tokens."""
         node = self._node(blocks[-1]) if blocks else self._root
         index = len(blocks)
@@ -77,10 +88,11 @@ class RadixIndex(PrefixIndex):
         wanted = chain.content(index)[: len(keys) + max_tokens * TOKEN_BYTES]
         place = bisect_left(node.keys, wanted)
         best, most = NO_BLOCK, 0
-        for neighbour in range(max(0, place - 1), min(len(node.keys), place + 1)):
-            common = _common_bytes(node.keys[neighbour], wanted) - len(keys)
-            if common // TOKEN_BYTES > most:
-                best, most = node.nodes[neighbour].block, common // TOKEN_BYTES
+        for neighbour in (node.nearest(place - 1, -1, hidden), node.nearest(place, 1, hidden)):
+            if neighbour is not None:
+                common = _common_bytes(neighbour.content, wanted) - len(keys)
+                if common // TOKEN_BYTES > most:
+                    best, most = neighbour.block, common // TOKEN_BYTES
         return best, most
 
     def publish(self, blocks: list[int], chain: HashChain, first: int, last: int) -> None:

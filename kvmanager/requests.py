@@ -113,6 +113,17 @@ class Requests(Ledger):
             self._check_own_writes(sequence, told, computed)
         return sequence, token_ids, computed
 
+    def _check_settles(self, sequence: Sequence, computed: int) -> None:
+        """Refuses a word about a sequence that leaves some of what it promised uncomputed; a Free may."""
+        promised = sequence.promised_blocks * self.spec.block_size
+        if computed < promised:
+            raise InvalidArgument(
+                f"sequence {sequence.sequence_id!r} has promised to compute its first {promised} tokens, and "
+                f"{computed} are; commit them by an append, or free the sequence",
+                computed_tokens=computed,
+                promised_tokens=promised,
+            )
+
     def _check_own_writes(self, sequence: Sequence, told: int, computed: int) -> None:
         """Refuses tokens told as computed at once in a block that others hold or may hit: all would read them.
 
@@ -145,6 +156,7 @@ class Requests(Ledger):
         """Plans one append. What earlier plans of the call take away is counted in `given_up`, the holders of a block,
         and in `withdrawn`, the blocks of a name."""
         sequence, token_ids, computed = self._parse_commit(append, caller)
+        self._check_settles(sequence, computed)
         num_tokens = sequence.num_tokens + len(token_ids)
         room = num_tokens + append.lookahead_tokens
         if append.lookahead_tokens < 0:

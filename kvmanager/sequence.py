@@ -12,7 +12,8 @@ class Sequence:
 
     owner: the epoch of the runner that writes the blocks; 0 when it was made by hand. publishable: the index of the
     first block that can never be published, because its name means something else already; usually far away.
-    pinned_blocks: full blocks of the prompt that `retention` will pin.
+    pinned_blocks: full blocks of the prompt that `retention` will pin. promised_blocks: blocks at the beginning of the
+    table that can be found although some of them are not computed; 0 when all are.
     """
 
     __slots__ = (
@@ -22,6 +23,7 @@ class Sequence:
         "computed",
         "owner",
         "pinned_blocks",
+        "promised_blocks",
         "publishable",
         "retention",
         "sequence_id",
@@ -49,6 +51,7 @@ class Sequence:
         self.retention = retention
         self.publishable = publishable
         self.pinned_blocks = 0
+        self.promised_blocks = 0
 
     @property
     def num_tokens(self) -> int:

@@ -42,6 +42,13 @@ def check_spec(spec: PoolSpec) -> None:
         )
 
 
+def check_amounts(**amounts: int) -> None:
+    """Refuses a number below 0, by its name."""
+    for name, amount in amounts.items():
+        if amount < 0:
+            raise InvalidArgument(f"{name} is {amount}; use 0 or more", **{name: amount, "field": name})
+
+
 def check_id(what: str, value: str) -> None:
     """Refuses an id that is empty, longer than MAX_ID_BYTES, or not printable. `what` names it in the sentence."""
     size = len(value.encode())

@@ -91,7 +91,8 @@ class Admission:
 class AllocationRequest:
     """A new sequence. headroom_blocks must be left for others.
 
-    resumed: it was here before, so the lookup is not counted again.
+    resumed: it was here before, so the lookup is not counted again. promised_tokens: of the tokens that are not cached,
+    the next step computes this many, or all; their full blocks can be hit at once, and an append or a free must follow.
     """
 
     sequence_id: str
@@ -100,6 +101,7 @@ class AllocationRequest:
     cache_salt: str = ""
     skip_cache_read: bool = False
     resumed: bool = False
+    promised_tokens: int = 0
     retention: Retention = NO_RETENTION
 
 

@@ -14,6 +14,9 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_SALT_BYTES = 128
 MAX_REQUEST_ID_BYTES = 128
 MAX_PRIORITY = 100
+"""Of what a request caches."""
+MAX_QUEUE_PRIORITY = 100
+"""Of a request in line, above or below 0."""
 MAX_PIN_SECONDS = 7 * 24 * 3600
 
 
@@ -66,7 +69,10 @@ NO_RETENTION = Retention()
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A prompt and how to go on from it. logprobs None: none; else so many top candidates beside the chosen token."""
+    """A prompt and how to go on from it. logprobs None: none; else so many top candidates beside the chosen token.
+
+    queue_priority: requests of a lower one run earlier, where the runner schedules by priority.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -77,6 +83,7 @@ class GenerateRequest:
     skip_cache_read: bool = False
     cache_salt: str = ""
     retention: Retention = NO_RETENTION
+    queue_priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

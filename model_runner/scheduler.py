@@ -2,15 +2,19 @@
 
 There are no phases. Each running sequence gets its one next token first; what is left of the budget goes to prompts,
 oldest first, in chunks. Blocks come from the books: once per block for a running sequence, all at once for a prompt.
-When they run out, the sequence that was admitted last gives its blocks up and is computed again later, before anybody
-who has not been admitted yet. When only a tenant's quota has run out, that tenant alone waits and gives up blocks.
+An admission leaves over what those that run will still need. When blocks run out all the same, a sequence gives its
+own up and is computed again later, before anybody who has not been admitted yet: the one that was admitted last, or
+under priorities the one that counts least. When only a tenant's quota has run out, that tenant alone waits and gives up
+blocks.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
+from model_runner.admission import headroom
 from model_runner.books import (
     NEVER_FITS,
     PINS_EXHAUSTED,
@@ -20,7 +24,10 @@ from model_runner.books import (
     CopyOrder,
     KvBooks,
 )
+from model_runner.output_lengths import OutputLengths
+from model_runner.request import FinishReason
 from model_runner.sequence import Sequence
+from model_runner.waiting_line import SchedulingPolicy, WaitingLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,7 @@ class SchedulerLimits:
     max_sequences: int = 64
     max_batched_tokens: int = 512
     prefill_chunk_tokens: int = 0
+    policy: SchedulingPolicy = SchedulingPolicy.FCFS
 
     @property
     def slots(self) -> int:
@@ -73,6 +81,14 @@ STEPS_BETWEEN_TRIES = 32
 """Between two tries to admit the first in line while no block of ours has come back."""
 
 
+class _Tried(Enum):
+    """What came of a try to admit: admitted; no room now; or out of the way, refused or over its quota."""
+
+    ADMITTED = 1
+    NO_ROOM = 2
+    OUT_OF_THE_WAY = 3
+
+
 class Scheduler:
     """The waiting and the running sequences. `running` is in the order of admission.
 
@@ -82,8 +98,10 @@ class Scheduler:
     def __init__(self, books: KvBooks, limits: SchedulerLimits) -> None:
         self._books = books
         self._limits = limits
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = WaitingLine(limits.policy, limits.block_size)
         self.running: list[Sequence] = []
+        self._admissions = 0
+        self._lengths = OutputLengths()
         self.refused: list[tuple[Sequence, BooksRefused]] = []
         """Sequences that the books won't hold, with the books' sentence, for the engine to take and to fail."""
         self._steps_refused = 0
@@ -93,12 +111,16 @@ class Scheduler:
         """Salts whose quota has no room; others need not wait behind them."""
 
     def add(self, sequence: Sequence) -> None:
-        """Puts a new sequence at the end of the line."""
-        self.waiting.append(sequence)
+        """Lines a new sequence up."""
+        self.waiting.add(sequence)
+        if next(iter(self.waiting)) is sequence:
+            # Those behind it were refused, not this one.
+            self._admission_failed = False
 
     def adopt(self, children: list[Sequence]) -> None:
         """Takes over forked sequences, which hold blocks already."""
-        self.running.extend(children)
+        for child in children:
+            self._run(child)
 
     def schedule(self) -> StepPlan:
         """Plans the next step. Raises what the books raise; then reset() must follow.
@@ -121,6 +143,9 @@ class Scheduler:
         """Ends sequences, running or waiting, and gives back what they hold, computed tokens committed."""
         holders = _holders(sequences)
         self._remove(sequences)
+        for sequence in sequences:
+            if sequence.num_outputs:
+                self._lengths.note(sequence.num_outputs, ended=sequence.finish_reason is FinishReason.STOP)
         if holders:
             self._note_room()
             self._books.free([sequence.update() for sequence in holders])
@@ -130,10 +155,10 @@ class Scheduler:
         self._remove(sequences)
 
     def reset(self) -> None:
-        """Every running sequence goes back to the front of the line, oldest first: the books know none of them."""
-        for sequence in reversed(self.running):
+        """Every running sequence goes back in line, before those never admitted: the books know none of them."""
+        for sequence in self.running:
             sequence.lose_blocks()
-            self.waiting.appendleft(sequence)
+            self.waiting.put_back(sequence)
         self.running.clear()
         self._note_room()
 
@@ -151,7 +176,7 @@ class Scheduler:
             if grants is not None:
                 _apply(grants, due, plan)
                 return
-            self._preempt(self.running[-1], plan)
+            self._preempt(self.waiting.victim(self.running), plan)
             due = _holders(due)
 
     def _grow_one_by_one(self, due: list[Sequence], plan: StepPlan) -> list[Sequence]:
@@ -168,7 +193,7 @@ class Scheduler:
             except BooksRefused as error:
                 if error.reason == QUOTA_SHORT:
                     again.append(sequence)
-                    self._preempt(self._last_of(sequence.live.request.cache_salt), plan)
+                    self._preempt(self._victim_of(sequence.live.request.cache_salt), plan)
                 elif error.reason == NEVER_FITS:
                     self.refused.append((sequence, error))
                 else:
@@ -180,21 +205,21 @@ class Scheduler:
                 _apply(grants, [sequence], plan)
         return _holders(again)
 
-    def _last_of(self, salt: str) -> Sequence:
-        return next(each for each in reversed(self.running) if each.live.request.cache_salt == salt)
+    def _victim_of(self, salt: str) -> Sequence:
+        return self.waiting.victim([each for each in self.running if each.live.request.cache_salt == salt])
 
     def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
-        """Takes the blocks of a sequence; it comes back before those never admitted."""
+        """Takes the blocks of a sequence, which comes back before those never admitted."""
         self._books.free([victim.update()], preempted=True)
         self.running.remove(victim)
         victim.lose_blocks()
         victim.live.preemptions += 1
         plan.preemptions += 1
-        self.waiting.appendleft(victim)
+        self.waiting.put_back(victim)
         self._note_room()
 
     def _admit(self, plan: StepPlan) -> None:
-        """Lets sequences in from the front of the line, until one has to wait for more than its own tenant."""
+        """Lets sequences in, in the order of the line, until one has to wait for more than its own tenant."""
         # A try costs a round trip: it waits until blocks of ours come back, and only now and then asks for others'.
         held_up = self._admission_failed or self._over_quota
         self._steps_refused = self._steps_refused + 1 if held_up else 0
@@ -202,43 +227,56 @@ class Scheduler:
             self._over_quota.clear()
         elif self._admission_failed:
             return
+        if not self.waiting:
+            return
         chunk = self._limits.chunk
         budget = self._limits.max_batched_tokens - sum(min(sequence.pending, chunk) for sequence in self.running)
         slots = self._limits.slots - sum(_slots(sequence) for sequence in self.running)
-        passed: list[Sequence] = []
-        try:
-            while self.waiting and budget > 0 and _slots(self.waiting[0]) <= slots:
-                sequence = self.waiting[0]
-                if sequence.live.request.cache_salt in self._over_quota:
-                    passed.append(self.waiting.popleft())
-                    continue
-                if not self._try(sequence, plan):
-                    if self._admission_failed:
-                        return
-                    continue
-                self.running.append(self.waiting.popleft())
+        held_prefixes: Collection[int] = {key for sequence in self.running for key in sequence.prefix_keys}
+        while budget > 0:
+            sequence = self.waiting.next(held_prefixes, self._over_quota)
+            if sequence is None:
+                return
+            tried = self._try(sequence, min(chunk, budget), plan) if _slots(sequence) <= slots else _Tried.NO_ROOM
+            if tried is _Tried.NO_ROOM:
+                if sequence is self.waiting.next((), self._over_quota):
+                    return
+                # It was to go before its turn: whose turn it is may fit.
+                held_prefixes = ()
+            elif tried is _Tried.ADMITTED:
                 budget -= min(sequence.pending, chunk)
                 slots -= _slots(sequence)
-        finally:
-            self.waiting.extendleft(reversed(passed))
+                held_prefixes = {*held_prefixes, *sequence.prefix_keys}
 
-    def _try(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Asks the books to admit the first in line, and notes why they don't."""
+    def _try(self, sequence: Sequence, tokens: int, plan: StepPlan) -> _Tried:
+        """Asks the books to admit a sequence that can have so many tokens in this step, and notes why they don't."""
+        self._admission_failed = False
         try:
-            admitted = self._allocate(sequence, plan)
+            admitted = self._allocate(sequence, tokens, plan)
         except BooksRefused as error:
-            self._admission_failed = False
             if error.reason == QUOTA_SHORT:
                 self._over_quota.add(sequence.live.request.cache_salt)
             else:
-                self.refused.append((self.waiting.popleft(), error))
-            return False
-        self._admission_failed = not admitted
-        return admitted
+                self.waiting.take(sequence)
+                self.refused.append((sequence, error))
+            return _Tried.OUT_OF_THE_WAY
+        if not admitted:
+            self._admission_failed = True
+            return _Tried.NO_ROOM
+        self.waiting.take(sequence)
+        self._run(sequence)
+        return _Tried.ADMITTED
 
-    def _allocate(self, sequence: Sequence, plan: StepPlan) -> bool:
-        # Each running sequence will soon need a block: an admission that takes the last ones would be undone by them.
-        request = sequence.allocation(headroom_blocks=len(self.running))
+    def _run(self, sequence: Sequence) -> None:
+        self._admissions += 1
+        sequence.number = self._admissions
+        self.running.append(sequence)
+
+    def _allocate(self, sequence: Sequence, tokens: int, plan: StepPlan) -> bool:
+        staying = [each for each in self.running if not self.waiting.displaces(sequence, each)]
+        limits = self._limits
+        reserve = headroom(staying, sequence, self._lengths, limits.block_size, limits.max_batched_tokens)
+        request = sequence.allocation(headroom_blocks=reserve, promised_tokens=tokens)
         try:
             admission = self._books.allocate(request)
         except BooksRefused as error:
@@ -250,16 +288,15 @@ class Scheduler:
             return False
         if not sequence.admitted_before:
             sequence.live.cached_tokens = admission.cached_tokens
-        sequence.start(admission.block_ids, admission.cached_tokens)
+        sequence.start(admission.block_ids, admission.cached_tokens, limits.block_size)
         plan.copies.extend(admission.copies)
         return True
 
     def _share_budget(self, plan: StepPlan) -> None:
         budget = self._limits.max_batched_tokens
-        refused = {id(sequence) for sequence, _ in self.refused}
-        running = [sequence for sequence in self.running if id(sequence) not in refused]
-        decodes = [sequence for sequence in running if sequence.pending == 1]
-        prefills = [sequence for sequence in running if sequence.pending > 1]
+        able = self._able()
+        decodes = [sequence for sequence in able if sequence.pending == 1]
+        prefills = [sequence for sequence in able if sequence.pending > 1]
         plan.work.extend(Work(sequence, 1) for sequence in decodes)
         plan.prefill_tokens = sum(1 for sequence in decodes if not sequence.num_outputs)
         budget -= len(decodes)
@@ -270,6 +307,11 @@ class Scheduler:
             plan.work.append(Work(sequence, count))
             plan.prefill_tokens += count
             budget -= count
+
+    def _able(self) -> list[Sequence]:
+        """The running sequences that have room for their next tokens; the others sit this step out."""
+        without_room = {id(sequence) for sequence, _ in self.refused}
+        return [sequence for sequence in self.running if id(sequence) not in without_room]
 
     def _note_room(self) -> None:
         """Whoever waits may have better luck now."""
@@ -282,7 +324,7 @@ class Scheduler:
         if any(not sequence.block_table for sequence in sequences):
             # It may have been the first in line, who held up the others.
             self._note_room()
-            self.waiting = deque(sequence for sequence in self.waiting if id(sequence) not in gone)
+            self.waiting.remove(gone)
 
 
 def _holders(sequences: list[Sequence]) -> list[Sequence]:

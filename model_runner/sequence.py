@@ -79,6 +79,12 @@ class Sequence:
     committed: int = 0
     must_ask: bool = False
     """After a fork: the next write needs the books' word, for the last block may be shared."""
+    shared_blocks: int = 0
+    """Blocks at the beginning of the table that others may hold as well."""
+    number: int = 0
+    """Of its arrival until it is first admitted, then of its latest admission."""
+    prefix_keys: tuple[int, ...] = ()
+    overtaken: int = 0
     admitted_before: bool = False
     num_outputs: int = 0
     last_token_at: float = 0.0
@@ -99,8 +105,11 @@ class Sequence:
             wants_logits=num_tokens == self.pending,
         )
 
-    def allocation(self, headroom_blocks: int) -> AllocationRequest:
-        """What to ask the books for, with so many blocks left for others. The first choice pins the prompt for all."""
+    def allocation(self, headroom_blocks: int, promised_tokens: int) -> AllocationRequest:
+        """What to ask the books for, with so many blocks left for others and so many tokens of the next step's.
+
+        The first choice pins the prompt for all.
+        """
         request = self.live.request
         retention = request.retention if not self.choice_index else replace(request.retention, pin_seconds=0.0)
         return AllocationRequest(
@@ -110,6 +119,7 @@ class Sequence:
             cache_salt=request.cache_salt,
             skip_cache_read=request.skip_cache_read,
             resumed=self.admitted_before,
+            promised_tokens=promised_tokens,
             retention=retention,
         )
 
@@ -141,13 +151,16 @@ class Sequence:
         for child in children:
             child.block_table = self.block_table[:]
             child.computed, child.told, child.committed = self.computed, self.told, self.committed
+            child.prefix_keys = self.prefix_keys
             child.admitted_before = True
         for sequence in (self, *children):
+            sequence.shared_blocks = len(sequence.block_table)
             sequence.must_ask = True
 
-    def start(self, block_ids: Seq[int], cached_tokens: int) -> None:
+    def start(self, block_ids: Seq[int], cached_tokens: int, block_size: int) -> None:
         """Takes over the block table of a new admission."""
         self.block_table = list(block_ids)
+        self.shared_blocks = cached_tokens // block_size
         self.computed = self.committed = cached_tokens
         self.told = len(self.token_ids)
         self.admitted_before = True
@@ -155,5 +168,6 @@ class Sequence:
     def lose_blocks(self) -> None:
         """Holds nothing any more; everything will be computed again."""
         self.block_table = []
+        self.shared_blocks = 0
         self.computed = self.committed = self.told = 0
         self.must_ask = False

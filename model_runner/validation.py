@@ -10,6 +10,7 @@ from model_runner.request import (
     MAX_LOGPROBS,
     MAX_PIN_SECONDS,
     MAX_PRIORITY,
+    MAX_QUEUE_PRIORITY,
     MAX_REQUEST_ID_BYTES,
     MAX_SALT_BYTES,
     MAX_STOP_STRING_BYTES,
@@ -72,6 +73,7 @@ def validate(request: GenerateRequest, limits: Limits) -> None:
     _check_bytes("cache_salt", request.cache_salt, MAX_SALT_BYTES)
     _check_range("priority", request.retention.priority, 0, MAX_PRIORITY)
     _check_range("pin_seconds", request.retention.pin_seconds, 0, MAX_PIN_SECONDS, hint=" (a week)")
+    _check_range("queue_priority", request.queue_priority, -MAX_QUEUE_PRIORITY, MAX_QUEUE_PRIORITY)
 
 
 def _check_request_id(request_id: str) -> None:

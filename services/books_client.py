@@ -85,6 +85,7 @@ class GrpcBooks:
             headroom_blocks=request.headroom_blocks,
             skip_cache_read=request.skip_cache_read,
             resumed=request.resumed,
+            promised_tokens=request.promised_tokens,
             retention=pb.Retention(priority=request.retention.priority, pin_seconds=request.retention.pin_seconds),
         )
         answer = self._call_unless_short(self._stub.Allocate, message)

@@ -57,6 +57,7 @@ class InProcessBooks:
                 headroom_blocks=request.headroom_blocks,
                 skip_cache_read=request.skip_cache_read,
                 resumed=request.resumed,
+                promised_tokens=request.promised_tokens,
                 caller=self._epoch,
             )
         except KvError as error:

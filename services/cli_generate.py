@@ -88,6 +88,13 @@ def generate(
             help="Keep the prompt's full blocks in the cache for so long after the end, whatever happens; to a week.",
         ),
     ] = 0.0,
+    queue_priority: Annotated[
+        int,
+        typer.Option(
+            "--queue-priority",
+            help="Run before requests of higher numbers; -100 to 100. For a server with --scheduling-policy priority.",
+        ),
+    ] = 0,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line; the last has the whole answer.")
     ] = False,
@@ -109,6 +116,7 @@ def generate(
         cache_salt=cache_salt,
         priority=priority,
         pin_seconds=pin_seconds,
+        queue_priority=queue_priority,
     )
     with Client(settings.runner_address, tls=settings.tls()) as client:
         answer = Answer(max(1, n))

@@ -48,7 +48,10 @@ class OctavoError(Exception):
 
 
 class GenerateOptions(TypedDict, total=False):
-    """How an answer is made; what is left out or None has no effect. The .proto file says what each does."""
+    """How an answer is made; what is left out or None has no effect. The .proto file says what each does.
+
+    priority is that of the retention, queue_priority the request's own.
+    """
 
     chat: ChatMessages | None
     max_tokens: int | None
@@ -68,6 +71,7 @@ class GenerateOptions(TypedDict, total=False):
     cache_salt: str
     priority: int
     pin_seconds: float
+    queue_priority: int
 
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -85,6 +89,7 @@ _REST = {
     "model": "model",
     "skip_cache_read": "skip_cache_read",
     "cache_salt": "cache_salt",
+    "queue_priority": "priority",
 }
 
 

@@ -54,6 +54,7 @@ WeightsDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 PrefixIndex = Literal["hash", "radix", "none"]
 BlockHash = Literal["sha256", "xxh3"]
 Eviction = Literal["adaptive", "lru"]
+Scheduling = Literal["fcfs", "priority"]
 
 
 class OctavoSettings(BaseSettings):
@@ -190,6 +191,10 @@ class ModelRunnerSettings(ProcessSettings):
     eviction_policy: Eviction = Field(
         "adaptive",
         description="Which cached block is given up first: adaptive learns what comes back; lru, the oldest in use.",
+    )
+    scheduling_policy: Scheduling = Field(
+        "fcfs",
+        description="Which request runs first: fcfs, by arrival; priority, by its priority, ten seconds a level.",
     )
     max_batched_tokens: WholeNumber = Field(512, ge=1, le=1 << 20, description="Tokens computed in one step, at most.")
     prefill_chunk_tokens: WholeNumber = Field(

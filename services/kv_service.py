@@ -57,6 +57,7 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
             lookahead_tokens=request.lookahead_tokens,
             skip_cache_read=request.skip_cache_read,
             resumed=request.resumed,
+            promised_tokens=request.promised_tokens,
             caller=request.epoch,
         )
         return pb.AllocateResponse(

@@ -26,6 +26,7 @@ from model_runner.models.native import NativeDecoder
 from model_runner.scheduler import SchedulerLimits
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import Limits
+from model_runner.waiting_line import SchedulingPolicy
 from services.config import ModelRunnerSettings
 from services.cpus import usable_cpus
 from services.errors import StartupError
@@ -113,6 +114,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         max_sequences=settings.max_sequences,
         max_batched_tokens=settings.max_batched_tokens,
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
+        policy=SchedulingPolicy(settings.scheduling_policy),
     )
     longest = min(config.max_position_embeddings, (num_blocks - 1) * settings.block_size)
     fingerprint = f"{loaded.name}:{loaded.fingerprint}:{_dtype_name(kv_dtype)}"

@@ -33,6 +33,7 @@ FIELD_PATHS = {
     **{name: f"sampling.{name}" for name in SamplingParams.__slots__},
     **{name: f"stop.{name}" for name in StopConditions.__slots__},
     **{name: f"retention.{name}" for name in Retention.__slots__},
+    "queue_priority": "priority",
 }
 """Where a field of the engine's request stands in the message, when it is not at the top under its own name."""
 
@@ -68,6 +69,7 @@ def read_request(message: pb.GenerateRequest, request_id: str, prompt_token_ids:
         skip_cache_read=message.skip_cache_read,
         cache_salt=message.cache_salt,
         retention=Retention(message.retention.priority, message.retention.pin_seconds),
+        queue_priority=message.priority,
     )
 
 

@@ -73,6 +73,7 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "long salt": ({"cache_salt": "s" * 129}, "cache_salt", "129"),
     "priority above 100": ({"priority": 101}, "retention.priority", "101.*100"),
     "negative priority": ({"priority": -1}, "retention.priority", "-1"),
+    "queue priority above 100": ({"queue_priority": 101}, "priority", "101.*100"),
     "a pin for longer than a week": ({"pin_seconds": 604801}, "retention.pin_seconds", "604801.*604800"),
     "NaN seconds": ({"pin_seconds": math.nan}, "retention.pin_seconds", "nan"),
     "long request id": ({"request_id": "r" * 129}, "request_id", "129"),

@@ -21,6 +21,8 @@ class BooksChecks(RuleBasedStateMachine):
     """The state of the machine, and its checks. `names` are those of the held blocks after the last verb."""
 
     port: BooksPort
+    promises_parts = True
+    """Whether a step may promise less than all tokens of a prompt."""
 
     def begin(self, spec: PoolSpec) -> None:
         self.spec = spec

@@ -17,6 +17,8 @@ from tests.kvmanager.naive_books import NaiveBooks, NaivePrompt, NaiveSequence
 RETENTIONS = st.sampled_from(
     [Retention(), Retention(), Retention(priority=1), Retention(priority=9), Retention(0, 5.0), Retention(1, 20.0)]
 )
+EVERYTHING = 1 << 20
+"""A promise of all tokens."""
 
 
 def planned(model: NaiveBooks, names: dict[int, bytes], continued: set[bytes], appends: Sequence[Append]) -> Counter:
@@ -84,8 +86,57 @@ class EngineRules(BooksChecks):
                 self.end([key], [], 2, False)
                 self.see_names()
 
+    @rule(
+        wishes=st.lists(wishes(), min_size=1, max_size=4),
+        retention=RETENTIONS,
+        promises=st.lists(st.sampled_from([EVERYTHING, EVERYTHING, 1, 3, 5, 8]), min_size=4, max_size=4),
+        backwards=st.booleans(),
+        outcome=st.sampled_from(["committed", "committed", "freed", "failed", "failed one by one", "preempted"]),
+    )
+    def step(self, wishes, retention, promises, backwards, outcome):
+        """Prompts that are admitted in one step share what the step will compute; then it has run, or it has failed."""
+        started: dict[str, int] = {}
+        for wish, promise in zip(wishes, promises, strict=False):
+            promised = promise if self.promises_parts else EVERYTHING
+            key = self.start(wish, retention, 0, 0, False, False, promised)
+            self.see_names()
+            if key:
+                sequence = self.model.live[key]
+                started[key] = min(sequence.computed + promised, len(sequence.prompt.tokens))
+        keys = list(started)[::-1] if backwards else list(started)
+        if outcome in ("committed", "freed"):
+            for key, end in started.items():
+                self.model.compute(key, end)
+            self.watcher.promised.clear()
+            self.settle([Append(key, (), started[key]) for key in keys], outcome == "freed")
+            return
+        for call in [[key] for key in keys] if outcome == "failed one by one" else [keys]:
+            self.settle([Append(key, (), self.model.live[key].computed) for key in call], True, outcome == "preempted")
+        assert not self.watcher.promised & set(self.watcher.parents), "what was never computed can be found"
+        self.watcher.promised.clear()
+
+    def settle(self, words: list[Append], ends: bool, preempted: bool = False) -> None:
+        if not words:
+            return
+        if not ends:
+            self.apply(words)
+            return
+        self.port.free(words, preempted)
+        for item in words:
+            self.commit(item)
+        self.watch()
+        for item in words:
+            self.retain(self.model.live.pop(item.sequence_id), preempted)
+
     def start(
-        self, wish: Wish, retention: Retention, headroom: int, lookahead: int, skip: bool, resumed: bool
+        self,
+        wish: Wish,
+        retention: Retention,
+        headroom: int,
+        lookahead: int,
+        skip: bool,
+        resumed: bool,
+        promised: int = 0,
     ) -> str | None:
         """Allocates as the model expects it; the sequence, if there is one now."""
         prompt, key = self.make_prompt(wish), self.new_id()
@@ -94,7 +145,7 @@ class EngineRules(BooksChecks):
             hit = Hit((), 0)
         blocks = self.model.blocks_for(len(prompt.tokens) + lookahead)
         error = self.expect_allocate(prompt, hit, blocks, headroom, retention)
-        arguments = prompt.tokens, prompt.scope, prompt.spans, retention, headroom, lookahead, skip, resumed
+        arguments = prompt.tokens, prompt.scope, prompt.spans, retention, headroom, lookahead, skip, resumed, promised
         if error is not NeverFits:
             self.expired_at = self.now
         if error is not None:
@@ -107,6 +158,7 @@ class EngineRules(BooksChecks):
         used = len(self.model.held(prompt.scope.salt)) + self.cached_of(prompt.scope.salt)
         allocation = self.port.allocate(key, *arguments)
         self.check_allocation(allocation, prompt, hit, blocks, held)
+        self.expect_promise(prompt, allocation.cached_tokens, promised)
         fresh = blocks - len(hit.block_ids)
         quota = self.model.quota(prompt.scope.salt)
         own = max(0, used + fresh - quota) if quota else 0
@@ -131,6 +183,18 @@ class EngineRules(BooksChecks):
             self.counted["queried_tokens"] += len(prompt.tokens)
             self.counted["hit_tokens"] += cached
         return key
+
+    def expect_promise(self, prompt: NaivePrompt, cached: int, promised: int) -> None:
+        """New names of the full blocks that will be computed can be found from now on."""
+        size = self.spec.block_size
+        last = min(cached + promised, len(prompt.tokens)) // size
+        if self.spec.index is IndexKind.NONE or last <= cached // size:
+            return
+        names = prompt.names(last, self.model.algorithm)
+        known = [index for index in range(cached // size, last) if names[index] in self.watcher.parents]
+        names = names[: known[0] if known else last]
+        self.watcher.learn(prompt, names)
+        self.watcher.promised.update(names[cached // size :])
 
     def expect_allocate(
         self, prompt: NaivePrompt, hit: Hit, blocks: int, headroom: int, retention: Retention
@@ -185,8 +249,11 @@ class EngineRules(BooksChecks):
         self.append_to({self.pick(name): tokens}, 0, 2)
 
     def append_to(self, told: dict[str, list[int]], lookahead: int, share: int) -> None:
-        model, named, keys = self.model, set(self.names), list(told)
-        appends = [model.parse(key, tokens, lookahead, share, named) for key, tokens in told.items()]
+        model, named = self.model, set(self.names)
+        self.apply([model.parse(key, tokens, lookahead, share, named) for key, tokens in told.items()])
+
+    def apply(self, appends: Sequence[Append]) -> None:
+        model, keys = self.model, [item.sequence_id for item in appends]
         error = self.expect_append(appends)
         self.expired_at = self.now
         if error is not None:

@@ -39,6 +39,9 @@ class BooksMachine(OperatorRules):
 class TwinMachine(OperatorRules):
     """A radix pool and a hash pool with the same history."""
 
+    # What is found inside a block makes a part of a prompt end elsewhere.
+    promises_parts = False
+
     @initialize(
         num_blocks=st.sampled_from([2, 4, 6, 8, 9, 12, 16]),
         size=st.sampled_from([2, 4]),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from kvmanager.errors import InvalidArgument, KvError, NotOwner, PoolBusy, SequenceExists, UnknownSequence
-from kvmanager.types import NO_RETENTION, Append, CacheScope, ContentSpan, Removal, Retention
+from kvmanager.types import BASE_SCOPE, NO_RETENTION, Append, CacheScope, ContentSpan, Removal, Retention
 from tests.kvmanager.books_engine_rules import EngineRules
 from tests.kvmanager.books_port import STRANGER
 from tests.kvmanager.books_prompts import NUMBERS, SALTS, wishes
@@ -80,14 +80,19 @@ class OperatorRules(EngineRules):
     def nonsense(self) -> list[Refusal]:
         port, too_many = self.port, self.model.usable + 1
 
-        def allocate(tokens=(0,), scope=CacheScope(), spans=(), retention=NO_RETENTION, headroom=0, lookahead=0):  # noqa: B008
-            return lambda: port.allocate("new", tokens, scope, spans, retention, headroom, lookahead, False, False)
+        def allocate(
+            tokens=(0,), scope=BASE_SCOPE, spans=(), retention=NO_RETENTION, headroom=0, lookahead=0, promised=0
+        ):
+            return lambda: port.allocate(
+                "new", tokens, scope, spans, retention, headroom, lookahead, False, False, promised
+            )
 
         cat, late = ContentSpan("cat", 0, 1), ContentSpan("cat", 1, 1)
         refused = [
             allocate(tokens=()),
             allocate(headroom=-1),
             allocate(lookahead=-1),
+            allocate(promised=-1),
             allocate(scope=CacheScope("", "1")),
             allocate(scope=CacheScope(salt="s" * 129)),
             allocate(spans=[late]),

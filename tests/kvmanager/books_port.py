@@ -51,6 +51,7 @@ class BooksPort(Protocol):
         lookahead_tokens: int,
         skip_cache_read: bool,
         resumed: bool,
+        promised_tokens: int = 0,
     ) -> Allocation: ...
     def append(self, appends: Sequence[Append], epoch: int = OWNER) -> list[Grant]: ...
     def fork(self, parent: str, children: Sequence[str], epoch: int = OWNER) -> tuple[int, ...]: ...
@@ -90,6 +91,7 @@ class InProcessPort:
         lookahead_tokens: int,
         skip_cache_read: bool,
         resumed: bool,
+        promised_tokens: int = 0,
     ) -> Allocation:
         return self.pool.allocate(
             sequence_id,
@@ -101,6 +103,7 @@ class InProcessPort:
             lookahead_tokens=lookahead_tokens,
             skip_cache_read=skip_cache_read,
             resumed=resumed,
+            promised_tokens=promised_tokens,
             caller=OWNER,
         )
 

@@ -27,6 +27,8 @@ class IndexWatcher:
         self.known: dict[bytes, KnownBlock] = {}
         self.pins: dict[bytes, float] = {}
         self.priorities: dict[bytes, int] = {}
+        self.promised: set[bytes] = set()
+        """Of the names, those that the step at hand is yet to compute."""
 
     def learn(self, prompt: NaivePrompt, names: Sequence[bytes]) -> None:
         """The full blocks of a prompt, by name."""
@@ -82,11 +84,18 @@ class IndexWatcher:
         return {name for name, until in self.pins.items() if until > now}
 
     def longest(self, prompt: NaivePrompt, max_tokens: int) -> int:
-        """Tokens that the prompt's beginning has in common with anything that can be found."""
+        """Tokens that the prompt's beginning has in common with anything that can be found.
+
+        What is promised is found by whole blocks only.
+        """
         findable = {slot for name in self.parents for slot in self.known[name].slots}
+        computed = {slot for name in set(self.parents) - self.promised for slot in self.known[name].slots}
         slots = [slot for index in range(-(-max_tokens // prompt.size)) for slot in prompt.slots(index)]
         length = 0
         while length < max_tokens and slots[length] in findable:
+            length += 1
+        length -= length % prompt.size
+        while length < max_tokens and slots[length] in computed:
             length += 1
         return length
 

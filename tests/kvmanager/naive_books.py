@@ -169,6 +169,12 @@ class NaiveBooks:
         self._write(sequence.table, sequence.prompt, first, last)
         sequence.ready = last
 
+    def compute(self, name: str, end: int) -> None:
+        """The runner computes up to position `end` where the table says, as it has promised."""
+        sequence = self.live[name]
+        self._write(sequence.table, sequence.prompt, sequence.computed, end)
+        sequence.ready = end
+
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         for order in copies:
             self.contents[order.target] = self.contents.get(order.source, [])[: order.num_tokens]

@@ -156,8 +156,8 @@ def promoted_spare_loses_the_children(patch):
 def partial_match_of_one_token_too_many(patch):
     real = RadixIndex.match_inside
 
-    def match_inside(self, chain, blocks, max_tokens):
-        block, tokens = real(self, chain, blocks, max_tokens)
+    def match_inside(self, chain, blocks, max_tokens, hidden=frozenset()):
+        block, tokens = real(self, chain, blocks, max_tokens, hidden)
         return block, tokens + 1 if block else 0
 
     patch.setattr(RadixIndex, "match_inside", match_inside)
@@ -166,6 +166,29 @@ def partial_match_of_one_token_too_many(patch):
 def partial_copy_left_out(patch):
     """Only the runner's data shows it: the answer says that the tokens are cached."""
     patch.setattr(Pool, "_copy_partial", lambda self, source, num_tokens, target: ())
+
+
+def promise_not_withdrawn(patch):
+    """A step that fails leaves names of blocks that hold nothing."""
+    patch.setattr(Pool, "_withdraw", lambda self, sequence: None)
+
+
+def reader_publishes_what_was_withdrawn(patch):
+    real = Pool._taint
+
+    def taint(self, holder, gone):
+        publishable = holder.publishable
+        real(self, holder, gone)
+        holder.publishable = publishable
+
+    patch.setattr(Pool, "_taint", taint)
+
+
+def part_of_a_promised_block_copied(patch):
+    real = RadixIndex.match_inside
+    patch.setattr(
+        RadixIndex, "match_inside", lambda self, chain, blocks, most, hidden=(): real(self, chain, blocks, most, set())
+    )
 
 
 FAULTS = [
@@ -188,5 +211,8 @@ FAULTS = [
     promoted_spare_loses_the_children,
     partial_match_of_one_token_too_many,
     partial_copy_left_out,
+    promise_not_withdrawn,
+    reader_publishes_what_was_withdrawn,
+    part_of_a_promised_block_copied,
 ]
 """What the machine finds within seconds. The two that are left out it finds within a minute."""

@@ -45,3 +45,9 @@ def golden_smollm2() -> list[dict[str, Any]]:
 def tiny_models() -> Path:
     """The folder with small random models of each family, made by make_tiny_models.py."""
     return DATA / "tiny"
+
+
+@pytest.fixture
+def no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Admissions leave one block for each running sequence and no more, as when nothing is known of their lengths."""
+    monkeypatch.setattr("model_runner.scheduler.headroom", lambda running, *rest: len(list(running)))

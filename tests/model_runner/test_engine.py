@@ -182,6 +182,7 @@ class TestSampling:
 
 
 class TestManyRequests:
+    @pytest.mark.usefixtures("no_foresight")
     @pytest.mark.parametrize("chunk", [0, 7])
     def test_a_pool_so_small_that_some_are_preempted(self, chunk):
         prompts = {f"r{number}": prompt_of(6 + number, number) for number in range(16)}

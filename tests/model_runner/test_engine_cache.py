@@ -103,7 +103,51 @@ class TestHowMuchIsComputed:
         assert 0 < sum(by_blocks) < sum(to_the_token)
 
 
+class TestWithinAStep:
+    """Both requests arrive before the engine's first step."""
+
+    PROMPT = prompt_of(30)
+
+    def test_equal_prompts_share(self) -> None:
+        harness = Harness(block_size=4)
+        harness.submit("a", self.PROMPT, 6)
+        harness.submit("b", self.PROMPT, 6)
+        with harness:
+            for name in "ab":
+                assert harness.tokens(name) == answer(self.PROMPT, 6)
+            # 7 full blocks are shared.
+            assert harness.executor.steps[0] == [30, 2]
+
+    @pytest.mark.parametrize("index", [IndexKind.HASH, IndexKind.RADIX])
+    def test_a_step_that_fails_leaves_nothing_to_find(self, index: IndexKind) -> None:
+        def fail() -> None:
+            raise RuntimeError("planted")
+
+        harness = Harness(block_size=4, cache=CacheOptions(index=index))
+        harness.executor.before_step[0] = fail
+        for name in "ab":
+            harness.submit(name, self.PROMPT, 6)
+        with harness:
+            assert all(isinstance(harness.wait(name)[-1], Failure) for name in "ab")
+            harness.submit("c", self.PROMPT, 6)
+            assert harness.tokens("c") == answer(self.PROMPT, 6)
+            assert harness.last("c").usage.cached_tokens == 0
+
+    def test_a_part_of_a_block_is_shared_from_the_next_step_on(self) -> None:
+        """The index to the token copies before a step, when what the step computes is not there yet."""
+        harness = Harness(block_size=4, cache=CacheOptions(index=IndexKind.RADIX))
+        prompts = {"a": self.PROMPT[:12], "b": [*self.PROMPT[:10], 7, 8]}
+        assert self.PROMPT[10] != 7
+        for name, prompt in prompts.items():
+            harness.submit(name, prompt, 6)
+        with harness:
+            for name, prompt in prompts.items():
+                assert harness.tokens(name) == answer(prompt, 6)
+            assert harness.executor.steps[0] == [12, 4]
+
+
 class TestTheSameTokens:
+    @pytest.mark.usefixtures("no_foresight")
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("cache", EVERY_WAY)
     def test_in_a_pool_so_small_that_some_are_preempted(self, cache: CacheOptions, seed: int) -> None:
@@ -170,6 +214,7 @@ class TestRefusals:
             harness.submit("large", prompt_of(30, 1), 1)
             assert harness.tokens("large") == answer(prompt_of(30, 1), 1)
 
+    @pytest.mark.usefixtures("no_foresight")
     def test_who_is_preempted_makes_room_although_it_will_pin(self) -> None:
         """12 usable blocks: the first needs all of them, and the second, 6 of them to be pinned, is in its way."""
         with Harness(num_blocks=13, manager=KvManager("boot", clock=lambda: 0.0)) as harness:
@@ -181,6 +226,7 @@ class TestRefusals:
             assert harness.tokens("second") == answer(prompt_of(24, 1), 20)
             assert harness.last("second").usage.preemptions > 0
 
+    @pytest.mark.usefixtures("no_foresight")
     def test_pinned_prompts_that_are_preempted_come_back_and_pin_when_they_end(self) -> None:
         prompts = {f"r{number}": prompt_of(9, number) for number in range(6)}
         with Harness(num_blocks=25, manager=KvManager("boot", clock=lambda: 0.0)) as harness:

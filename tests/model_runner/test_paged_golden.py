@@ -107,6 +107,25 @@ def test_greedy_tokens_when_the_recorded_ones_are_fed(
         logits = paged.step({index: (len(ids) + turn, len(ids) + turn + 1) for index, ids in enumerate(prompts)})
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(("layers", "attention"), [("native", "cpu"), ("torch", "cpu_torch"), ("torch", "reference")])
+def test_a_prompt_that_reads_what_its_like_writes_in_the_same_step(
+    loaded: LoadedModel, golden_smollm2: list[dict[str, Any]], attention: str, backwards: bool
+) -> None:
+    """The second of two equal prompts has the first's full blocks in its table, and computes the rest only."""
+    item = max(golden_smollm2, key=lambda item: len(item["prompt_token_ids"]))
+    prompt, block_size = item["prompt_token_ids"], 16
+    full = (len(prompt) - 1) // block_size
+    assert full > 1
+    paged = Paged(loaded, attention, block_size, [prompt, prompt])
+    paged.tables[1][:full] = paged.tables[0][:full]
+    spans = {0: (0, len(prompt)), 1: (full * block_size, len(prompt))}
+    recorded = item["first_logits"]
+    for logits in paged.step(dict(reversed(spans.items())) if backwards else spans):
+        expected = torch.tensor(recorded["logits"])
+        torch.testing.assert_close(logits[recorded["ids"]], expected, atol=TOLERANCE, rtol=0)
+
+
 def test_prompts_become_the_recorded_tokens(smollm2: LoadedModel, golden_smollm2: list[dict[str, Any]]) -> None:
     for item in golden_smollm2:
         assert smollm2.tokenizer.encode(item["prompt"]) == item["prompt_token_ids"]

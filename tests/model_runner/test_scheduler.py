@@ -6,173 +6,15 @@ comment beside them. Blocks have 16 tokens unless a test says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmanager import KvManager
-from model_runner.books import Admission, AllocationRequest, BlockGrant, CopyOrder, PoolFacts, SequenceUpdate
-from model_runner.generation import Generation
-from model_runner.observer import SilentObserver
-from model_runner.request import GenerateRequest
-from model_runner.scheduler import Scheduler, SchedulerLimits, StepPlan
-from model_runner.sequence import LiveRequest, Sequence
-from services.books_inprocess import InProcessBooks
-from tests.model_runner.toy_model import ToyTokenizer
-
-DRAWN = 100
-"""The token that the driver draws, always."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One verb: the names of its sequences, whether it was granted, and whether an admission was a resumed one."""
-
-    verb: str
-    names: tuple[str, ...]
-    granted: bool = True
-    resumed: bool = False
-
-
-class SpyBooks(InProcessBooks):
-    """Real books that note what they are asked."""
-
-    def __init__(self, manager: KvManager) -> None:
-        super().__init__(manager)
-        self.calls: list[Call] = []
-
-    def allocate(self, request: AllocationRequest) -> Admission | None:
-        admission = super().allocate(request)
-        self.calls.append(Call("allocate", (request.sequence_id,), admission is not None, request.resumed))
-        return admission
-
-    def append(self, updates: Seq[SequenceUpdate]) -> list[BlockGrant] | None:
-        grants = super().append(updates)
-        self.calls.append(Call("append", tuple(each.sequence_id for each in updates), grants is not None))
-        return grants
-
-    def fork(self, parent_id: str, child_ids: Seq[str]) -> None:
-        super().fork(parent_id, child_ids)
-        self.calls.append(Call("fork", (parent_id, *child_ids)))
-
-    def free(self, updates: Seq[SequenceUpdate], *, preempted: bool = False) -> None:
-        super().free(updates, preempted=preempted)
-        self.calls.append(Call("free", tuple(each.sequence_id for each in updates)))
-
-
-class Driver:
-    """Plays the engine: carries plans out, draws tokens, forks choices; checks each plan against the books."""
-
-    def __init__(self, *, usable_blocks: int = 1_000, block_size: int = 16, **limits: int) -> None:
-        self.block_size = block_size
-        self.limits = SchedulerLimits(block_size, **limits)
-        self.manager = KvManager("boot")
-        self.books = SpyBooks(self.manager)
-        self.books.open(PoolFacts(usable_blocks + 1, block_size, 0, "toy"))
-        self.scheduler = Scheduler(self.books, self.limits)
-        self.sequences: list[Sequence] = []
-        self._generation = Generation(ToyTokenizer(), frozenset(), 1_000_000, SilentObserver())
-
-    def add(self, name: str, num_tokens: int, num_choices: int = 1, **options) -> Sequence:
-        """Puts a request with a prompt like nobody else's in line; its sequence is called '<name>/0'."""
-        first_token = 100_000 * (len(self.sequences) + 1)
-        prompt = tuple(range(first_token, first_token + num_tokens))
-        live = LiveRequest(GenerateRequest(name, prompt, num_choices=num_choices, **options), arrived_at=0.0)
-        sequence = self._generation.first_sequence(live)
-        live.sequences.append(sequence)
-        self.sequences.append(sequence)
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self) -> StepPlan:
-        """Schedules and computes one step."""
-        plan = self.scheduler.schedule()
-        self._check(plan)
-        for work in plan.work:
-            sequence = work.sequence
-            sequence.computed += work.num_tokens
-            if not sequence.pending:
-                self._draw(sequence)
-        return plan
-
-    def steps(self, count: int) -> list[dict[str, int]]:
-        """The work of the next `count` steps."""
-        return [work_of(self.step()) for _ in range(count)]
-
-    def asked(self) -> list[Call]:
-        """The calls since the last time."""
-        calls = self.books.calls[:]
-        self.books.calls.clear()
-        return calls
-
-    @property
-    def running(self) -> list[str]:
-        return names(self.scheduler.running)
-
-    @property
-    def waiting(self) -> list[str]:
-        return names(self.scheduler.waiting)
-
-    @property
-    def held_blocks(self) -> int:
-        return self.manager.pool("default").occupancy().held_blocks
-
-    def _draw(self, sequence: Sequence) -> None:
-        """One token for each choice; the first time the choices part, as in the engine."""
-        live = sequence.live
-        children: list[Sequence] = []
-        if not live.forked:
-            live.forked = True
-            children = [
-                Sequence(
-                    live=live,
-                    choice_index=index,
-                    sequence_id=f"{live.request.request_id}/{index}",
-                    token_ids=sequence.token_ids[:],
-                    seed=0,
-                    detokenizer=sequence.detokenizer,
-                )
-                for index in range(1, live.request.num_choices)
-            ]
-        for each in (sequence, *children):
-            each.token_ids.append(DRAWN)
-            each.num_outputs += 1
-        if children:
-            live.sequences.extend(children)
-            self.scheduler.adopt(children)
-            self.books.append([sequence.commit()])
-            sequence.share_with(children)
-            self.books.fork(sequence.sequence_id, [child.sequence_id for child in children])
-
-    def _check(self, plan: StepPlan) -> None:
-        """The budget is kept, each sequence works once and has room, and both sides have the same block tables."""
-        pool = self.manager.pool("default")
-        assert pool.check().violations == ()
-        assert sum(work.num_tokens for work in plan.work) <= self.limits.max_batched_tokens
-        workers = [work.sequence.sequence_id for work in plan.work]
-        assert len(set(workers)) == len(workers)
-        assert set(workers) <= set(self.running)
-        for work in plan.work:
-            sequence = work.sequence
-            assert 1 <= work.num_tokens <= sequence.pending
-            assert sequence.computed + work.num_tokens <= len(sequence.block_table) * self.block_size
-        for sequence in self.scheduler.running:
-            assert sequence.block_table == pool.sequence(sequence.sequence_id).blocks
-        for sequence in self.scheduler.waiting:
-            assert (sequence.block_table, sequence.computed) == ([], 0)
-        assert set(pool.live) == set(self.running)
-
-
-def names(sequences: Seq[Sequence]) -> list[str]:
-    return [sequence.sequence_id for sequence in sequences]
-
-
-def work_of(plan: StepPlan) -> dict[str, int]:
-    """Tokens by sequence."""
-    return {work.sequence.sequence_id: work.num_tokens for work in plan.work}
+from model_runner.books import CopyOrder, SequenceUpdate
+from model_runner.scheduler import StepPlan
+from tests.model_runner.scheduler_driver import DRAWN, Call, Driver, names, work_of
 
 
 class TestTheBudget:
@@ -338,6 +180,52 @@ class TestAdmission:
         second.token_ids[:] = first.token_ids[:40]
         assert driver.steps(1) == [{"second/0": 8}]
         assert (first.live.cached_tokens, second.live.cached_tokens) == (0, 32)
+
+
+class TestSharingWithinAStep:
+    def test_two_equal_prompts(self) -> None:
+        """Published (47): two equal prompts of 100 tokens in one step compute 100 + 4; those that come later, 4 each.
+
+        6 full blocks are 96 tokens.
+        """
+        driver = Driver()
+        prompt = range(100)
+        for name in "ab":
+            driver.add(name, 0, prompt=prompt)
+        assert driver.steps(1) == [{"a/0": 100, "b/0": 4}]
+        driver.add("c", 0, prompt=prompt)
+        assert driver.steps(2) == [{"a/0": 1, "b/0": 1, "c/0": 4}, {"a/0": 1, "b/0": 1, "c/0": 1}]
+        # 6 shared blocks, and a seventh for each of the three.
+        assert driver.held_blocks == 6 + 3
+
+    def test_what_the_step_has_no_room_for_is_not_promised(self) -> None:
+        """A budget of 64 and chunks of 40: of the first prompt's 40 tokens 2 blocks are full, and 24 tokens are left.
+
+        So the second computes 24 from the 32 on that it shares, and is at 56 tokens, 3 blocks, when the first is at 40.
+        """
+        driver = Driver(max_batched_tokens=64, prefill_chunk_tokens=40)
+        first, second = (driver.add(name, 0, prompt=range(100)) for name in "ab")
+        assert driver.steps(1) == [{"a/0": 40, "b/0": 24}]
+        assert (first.live.cached_tokens, second.live.cached_tokens) == (0, 32)
+        assert first.block_table[:2] == second.block_table[:2]
+        assert driver.steps(2) == [{"a/0": 40, "b/0": 24}, {"a/0": 20, "b/0": 20}]
+
+    def test_a_step_that_fails_leaves_nothing_behind(self) -> None:
+        driver = Driver()
+        for name in "ab":
+            driver.add(name, 0, prompt=range(100))
+        driver.scheduler.schedule()
+        driver.scheduler.finish(driver.scheduler.running[:])
+        occupancy = driver.manager.pool("default").occupancy()
+        assert (occupancy.held_blocks, occupancy.cached_blocks) == (0, 0)
+        driver.add("c", 0, prompt=range(100))
+        assert driver.steps(1) == [{"c/0": 100}]
+
+    def test_who_skips_the_cache_computes_all(self) -> None:
+        driver = Driver()
+        driver.add("a", 0, prompt=range(100))
+        driver.add("b", 0, prompt=range(100), skip_cache_read=True)
+        assert driver.steps(1) == [{"a/0": 100, "b/0": 100}]
 
 
 class TestPreemption:
@@ -582,6 +470,19 @@ class TestTheEnd:
         driver.scheduler.finish([a])
         occupancy = driver.manager.pool("default").occupancy()
         assert (occupancy.held_blocks, occupancy.cached_blocks) == (0, 2)
+
+    def test_a_returned_token_is_not_cached_yet(self) -> None:
+        """Published: blocks of 1, a prompt of 2 tokens; after two more a probe of all 4 hits 2, and then 3."""
+        driver = Driver(block_size=1)
+        a = driver.add("a", 2)
+        pool = driver.manager.pool("default")
+        driver.step()
+        driver.step()
+        # Both outputs are known; of the first the K/V was computed in the second step, and is committed in the third.
+        assert len(a.token_ids) == 4
+        assert pool.lookup([*a.token_ids, 7]).cached_tokens == 2
+        driver.step()
+        assert pool.lookup([*a.token_ids[:4], 7]).cached_tokens == 3
 
     def test_dropping_tells_the_books_nothing(self) -> None:
         driver = Driver(max_sequences=1)

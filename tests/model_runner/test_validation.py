@@ -82,6 +82,8 @@ def request_with(field: str, value: object) -> GenerateRequest:
         ("pin_seconds", 604_800.5, ["604800.5", "0 to 604800", "a week"]),
         ("pin_seconds", math.nan, ["nan"]),
         ("pin_seconds", math.inf, ["inf"]),
+        ("queue_priority", -101, ["-101", "-100 to 100"]),
+        ("queue_priority", 101, ["101", "-100 to 100"]),
         ("request_id", "", ["empty"]),
         ("request_id", "r" * 129, ["129", "128"]),
         ("request_id", "é" * 65, ["130", "128"]),
@@ -136,6 +138,8 @@ def test_refused_with_the_field_and_the_numbers(field: str, value: object, words
         ("priority", 100),
         ("pin_seconds", 0.0),
         ("pin_seconds", 604_800.0),
+        ("queue_priority", -100),
+        ("queue_priority", 100),
         ("request_id", "r" * 128),
         ("request_id", "Anfrage 1: größer/€"),
     ],
@@ -189,6 +193,7 @@ REQUESTS = st.builds(
     logprobs=st.none() | INTEGERS,
     cache_salt=st.text(max_size=140),
     retention=st.builds(Retention, priority=INTEGERS, pin_seconds=NUMBERS),
+    queue_priority=INTEGERS,
 )
 PLAIN = GenerateRequest("r", (1,))
 
@@ -213,6 +218,7 @@ def assert_in_range(request: GenerateRequest) -> None:
     assert len(request.cache_salt.encode()) <= 128
     assert 0 <= request.retention.priority <= 100
     assert 0 <= request.retention.pin_seconds <= 604_800
+    assert -100 <= request.queue_priority <= 100
 
 
 def refused_field(request: GenerateRequest) -> str | None:

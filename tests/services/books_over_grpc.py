@@ -63,6 +63,7 @@ class GrpcPort:
         lookahead_tokens: int,
         skip_cache_read: bool,
         resumed: bool,
+        promised_tokens: int = 0,
     ) -> Allocation:
         answer = self._call(
             self._stub.Allocate,
@@ -78,6 +79,7 @@ class GrpcPort:
                 lookahead_tokens=lookahead_tokens,
                 skip_cache_read=skip_cache_read,
                 resumed=resumed,
+                promised_tokens=promised_tokens,
             ),
         )
         return Allocation(tuple(answer.block_ids), answer.cached_tokens, _copies(answer.copies))

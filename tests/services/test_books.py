@@ -205,6 +205,19 @@ def test_who_is_preempted_pins_nothing_yet(bench: Bench) -> None:
     assert bench.pool.check().violations == ()
 
 
+@pytest.mark.parametrize("computed", [10, 0])
+def test_equal_prompts_of_one_step_share_what_is_promised(bench: Bench, computed: int) -> None:
+    """Of 10 tokens 2 blocks are full. The step computes them, or fails."""
+    books = bench.opened()
+    first = allocate(books, "a", range(10), promised_tokens=10)
+    second = allocate(books, "b", range(10), promised_tokens=10)
+    assert second is not None
+    assert (second.cached_tokens, ids(first)[:2]) == (8, ids(second)[:2])
+    books.free([SequenceUpdate("a", [], computed), SequenceUpdate("b", [], computed or 8)])
+    assert bench.pool.occupancy().cached_blocks == (2 if computed else 0)
+    assert bench.pool.check().violations == ()
+
+
 def test_a_full_pool_admits_and_grows_nothing(bench: Bench) -> None:
     books = bench.opened()
     assert allocate(books, "a", range(28)) is not None

@@ -25,6 +25,14 @@ def test_what_is_to_be_kept_arrives() -> None:
     assert field_path(message, "pin_seconds") == "retention.pin_seconds"
 
 
+def test_the_priority_in_line_is_not_that_of_what_is_cached() -> None:
+    message = generate_request([1], priority=7, queue_priority=-3)
+    request = read_request(message, "r", [1])
+    assert (message.priority, request.queue_priority, request.retention.priority) == (-3, -3, 7)
+    assert field_path(message, "queue_priority") == "priority"
+    assert field_path(message, "priority") == "retention.priority"
+
+
 def test_what_is_not_asked_for_is_not_sent() -> None:
     message = generate_request([1], cache_salt="s")
     assert not message.HasField("retention")

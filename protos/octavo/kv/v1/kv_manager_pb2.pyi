@@ -177,7 +177,7 @@ class ClosePoolResponse(_message.Message):
     def __init__(self, closed_sequences: _Optional[int] = ...) -> None: ...
 
 class AllocateRequest(_message.Message):
-    __slots__ = ("pool_id", "epoch", "sequence_id", "token_ids", "scope", "headroom_blocks", "skip_cache_read", "resumed", "spans", "retention", "lookahead_tokens")
+    __slots__ = ("pool_id", "epoch", "sequence_id", "token_ids", "scope", "headroom_blocks", "skip_cache_read", "resumed", "spans", "retention", "lookahead_tokens", "promised_tokens")
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,7 @@ class AllocateRequest(_message.Message):
     SPANS_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     pool_id: str
     epoch: int
     sequence_id: str
@@ -200,7 +201,8 @@ class AllocateRequest(_message.Message):
     spans: _containers.RepeatedCompositeFieldContainer[ContentSpan]
     retention: Retention
     lookahead_tokens: int
-    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., resumed: _Optional[bool] = ..., spans: _Optional[_Iterable[_Union[ContentSpan, _Mapping]]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., lookahead_tokens: _Optional[int] = ...) -> None: ...
+    promised_tokens: int
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., resumed: _Optional[bool] = ..., spans: _Optional[_Iterable[_Union[ContentSpan, _Mapping]]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., lookahead_tokens: _Optional[int] = ..., promised_tokens: _Optional[int] = ...) -> None: ...
 
 class AllocateResponse(_message.Message):
     __slots__ = ("block_ids", "cached_tokens", "occupancy", "copies")

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#octavo/runner/v1/model_runner.proto\x12\x10octavo.runner.v1\x1a\x1egoogle/protobuf/duration.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\x04\x43hat\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.octavo.runner.v1.ChatMessage\"\xb0\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"z\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x42\r\n\x0b_max_tokens\"2\n\tRetention\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x13\n\x0bpin_seconds\x18\x02 \x01(\x01\"\xa1\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12/\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1a.octavo.runner.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x16.octavo.runner.v1.ChatH\x00\x12\x32\n\x08sampling\x18\x06 \x01(\x0b\x32 .octavo.runner.v1.SamplingParams\x12.\n\x04stop\x18\x07 \x01(\x0b\x32 .octavo.runner.v1.StopConditions\x12\x13\n\x0bnum_choices\x18\x08 \x01(\x05\x12\x15\n\x08logprobs\x18\t \x01(\x05H\x01\x88\x01\x01\x12\x17\n\x0fskip_cache_read\x18\n \x01(\x08\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12.\n\tretention\x18\x0c \x01(\x0b\x32\x1b.octavo.runner.v1.RetentionB\x08\n\x06promptB\x0b\n\t_logprobs\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"o\n\x10PositionLogprobs\x12.\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1e.octavo.runner.v1.TokenLogprob\x12+\n\x03top\x18\x02 \x03(\x0b\x32\x1e.octavo.runner.v1.TokenLogprob\"\xf1\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x15\n\rcached_tokens\x18\x02 \x01(\x03\x12\x15\n\routput_tokens\x18\x03 \x01(\x03\x12\x13\n\x0bpreemptions\x18\x04 \x01(\x03\x12-\n\nqueue_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cprefill_time\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x64\x65\x63ode_time\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xb0\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0c\x63hoice_index\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".octavo.runner.v1.PositionLogprobs\x12\x35\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1e.octavo.runner.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x08 \x01(\tH\x00\x12&\n\x05usage\x18\t \x01(\x0b\x32\x17.octavo.runner.v1.UsageB\x0c\n\nstop_cause\"b\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.octavo.runner.v1.ChatH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xca\x02\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\x03\x12\x1b\n\x13max_sequence_tokens\x18\x04 \x01(\x03\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x15\n\rweights_dtype\x18\x07 \x01(\t\x12\x10\n\x08kv_dtype\x18\x08 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\t \x01(\t\x12\x12\n\nblock_size\x18\n \x01(\x03\x12\x12\n\nnum_blocks\x18\x0b \x01(\x03\x12\x1a\n\x12kv_bytes_per_token\x18\x0c \x01(\x03\x12\x0f\n\x07pool_id\x18\r \x01(\t\x12\x15\n\rdeterministic\x18\x0e \x01(\x08\"\x15\n\x13ListRequestsRequest\"\xbc\x01\n\x0bRequestInfo\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.octavo.runner.v1.RequestState\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x03\x12\x15\n\routput_tokens\x18\x04 \x01(\x03\x12&\n\x03\x61ge\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0csequence_ids\x18\x06 \x03(\t\"G\n\x14ListRequestsResponse\x12/\n\x08requests\x18\x01 \x03(\x0b\x32\x1d.octavo.runner.v1.RequestInfo\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"C\n\rAbortResponse\x12\x18\n\x10\x61\x62orted_requests\x18\x01 \x01(\x03\x12\x18\n\x10unknown_requests\x18\x02 \x01(\x03*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*c\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02\x32\x91\x04\n\x12ModelRunnerService\x12S\n\x08Generate\x12!.octavo.runner.v1.GenerateRequest\x1a\".octavo.runner.v1.GenerateResponse0\x01\x12Q\n\x08Tokenize\x12!.octavo.runner.v1.TokenizeRequest\x1a\".octavo.runner.v1.TokenizeResponse\x12W\n\nDetokenize\x12#.octavo.runner.v1.DetokenizeRequest\x1a$.octavo.runner.v1.DetokenizeResponse\x12Q\n\x08GetModel\x12!.octavo.runner.v1.GetModelRequest\x1a\".octavo.runner.v1.GetModelResponse\x12]\n\x0cListRequests\x12%.octavo.runner.v1.ListRequestsRequest\x1a&.octavo.runner.v1.ListRequestsResponse\x12H\n\x05\x41\x62ort\x12\x1e.octavo.runner.v1.AbortRequest\x1a\x1f.octavo.runner.v1.AbortResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#octavo/runner/v1/model_runner.proto\x12\x10octavo.runner.v1\x1a\x1egoogle/protobuf/duration.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\x04\x43hat\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.octavo.runner.v1.ChatMessage\"\xb0\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"z\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x42\r\n\x0b_max_tokens\"2\n\tRetention\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x13\n\x0bpin_seconds\x18\x02 \x01(\x01\"\xb3\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12/\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1a.octavo.runner.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x16.octavo.runner.v1.ChatH\x00\x12\x32\n\x08sampling\x18\x06 \x01(\x0b\x32 .octavo.runner.v1.SamplingParams\x12.\n\x04stop\x18\x07 \x01(\x0b\x32 .octavo.runner.v1.StopConditions\x12\x13\n\x0bnum_choices\x18\x08 \x01(\x05\x12\x15\n\x08logprobs\x18\t \x01(\x05H\x01\x88\x01\x01\x12\x17\n\x0fskip_cache_read\x18\n \x01(\x08\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12.\n\tretention\x18\x0c \x01(\x0b\x32\x1b.octavo.runner.v1.Retention\x12\x10\n\x08priority\x18\r \x01(\x05\x42\x08\n\x06promptB\x0b\n\t_logprobs\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"o\n\x10PositionLogprobs\x12.\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1e.octavo.runner.v1.TokenLogprob\x12+\n\x03top\x18\x02 \x03(\x0b\x32\x1e.octavo.runner.v1.TokenLogprob\"\xf1\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x15\n\rcached_tokens\x18\x02 \x01(\x03\x12\x15\n\routput_tokens\x18\x03 \x01(\x03\x12\x13\n\x0bpreemptions\x18\x04 \x01(\x03\x12-\n\nqueue_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cprefill_time\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x64\x65\x63ode_time\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xb0\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0c\x63hoice_index\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".octavo.runner.v1.PositionLogprobs\x12\x35\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1e.octavo.runner.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x08 \x01(\tH\x00\x12&\n\x05usage\x18\t \x01(\x0b\x32\x17.octavo.runner.v1.UsageB\x0c\n\nstop_cause\"b\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.octavo.runner.v1.ChatH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xca\x02\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\x03\x12\x1b\n\x13max_sequence_tokens\x18\x04 \x01(\x03\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x15\n\rweights_dtype\x18\x07 \x01(\t\x12\x10\n\x08kv_dtype\x18\x08 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\t \x01(\t\x12\x12\n\nblock_size\x18\n \x01(\x03\x12\x12\n\nnum_blocks\x18\x0b \x01(\x03\x12\x1a\n\x12kv_bytes_per_token\x18\x0c \x01(\x03\x12\x0f\n\x07pool_id\x18\r \x01(\t\x12\x15\n\rdeterministic\x18\x0e \x01(\x08\"\x15\n\x13ListRequestsRequest\"\xbc\x01\n\x0bRequestInfo\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.octavo.runner.v1.RequestState\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x03\x12\x15\n\routput_tokens\x18\x04 \x01(\x03\x12&\n\x03\x61ge\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0csequence_ids\x18\x06 \x03(\t\"G\n\x14ListRequestsResponse\x12/\n\x08requests\x18\x01 \x03(\x0b\x32\x1d.octavo.runner.v1.RequestInfo\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"C\n\rAbortResponse\x12\x18\n\x10\x61\x62orted_requests\x18\x01 \x01(\x03\x12\x18\n\x10unknown_requests\x18\x02 \x01(\x03*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*c\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02\x32\x91\x04\n\x12ModelRunnerService\x12S\n\x08Generate\x12!.octavo.runner.v1.GenerateRequest\x1a\".octavo.runner.v1.GenerateResponse0\x01\x12Q\n\x08Tokenize\x12!.octavo.runner.v1.TokenizeRequest\x1a\".octavo.runner.v1.TokenizeResponse\x12W\n\nDetokenize\x12#.octavo.runner.v1.DetokenizeRequest\x1a$.octavo.runner.v1.DetokenizeResponse\x12Q\n\x08GetModel\x12!.octavo.runner.v1.GetModelRequest\x1a\".octavo.runner.v1.GetModelResponse\x12]\n\x0cListRequests\x12%.octavo.runner.v1.ListRequestsRequest\x1a&.octavo.runner.v1.ListRequestsResponse\x12H\n\x05\x41\x62ort\x12\x1e.octavo.runner.v1.AbortRequest\x1a\x1f.octavo.runner.v1.AbortResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.runner.v1.model_runner_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2726
-  _globals['_FINISHREASON']._serialized_end=2846
-  _globals['_REQUESTSTATE']._serialized_start=2848
-  _globals['_REQUESTSTATE']._serialized_end=2947
+  _globals['_FINISHREASON']._serialized_start=2744
+  _globals['_FINISHREASON']._serialized_end=2864
+  _globals['_REQUESTSTATE']._serialized_start=2866
+  _globals['_REQUESTSTATE']._serialized_end=2965
   _globals['_TOKENIDS']._serialized_start=89
   _globals['_TOKENIDS']._serialized_end=112
   _globals['_CHATMESSAGE']._serialized_start=114
@@ -49,37 +49,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RETENTION']._serialized_start=520
   _globals['_RETENTION']._serialized_end=570
   _globals['_GENERATEREQUEST']._serialized_start=573
-  _globals['_GENERATEREQUEST']._serialized_end=990
-  _globals['_TOKENLOGPROB']._serialized_start=992
-  _globals['_TOKENLOGPROB']._serialized_end=1041
-  _globals['_POSITIONLOGPROBS']._serialized_start=1043
-  _globals['_POSITIONLOGPROBS']._serialized_end=1154
-  _globals['_USAGE']._serialized_start=1157
-  _globals['_USAGE']._serialized_end=1398
-  _globals['_GENERATERESPONSE']._serialized_start=1401
-  _globals['_GENERATERESPONSE']._serialized_end=1705
-  _globals['_TOKENIZEREQUEST']._serialized_start=1707
-  _globals['_TOKENIZEREQUEST']._serialized_end=1805
-  _globals['_TOKENIZERESPONSE']._serialized_start=1807
-  _globals['_TOKENIZERESPONSE']._serialized_end=1844
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1846
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1928
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1930
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1964
-  _globals['_GETMODELREQUEST']._serialized_start=1966
-  _globals['_GETMODELREQUEST']._serialized_end=1998
-  _globals['_GETMODELRESPONSE']._serialized_start=2001
-  _globals['_GETMODELRESPONSE']._serialized_end=2331
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=2333
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=2354
-  _globals['_REQUESTINFO']._serialized_start=2357
-  _globals['_REQUESTINFO']._serialized_end=2545
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=2547
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=2618
-  _globals['_ABORTREQUEST']._serialized_start=2620
-  _globals['_ABORTREQUEST']._serialized_end=2655
-  _globals['_ABORTRESPONSE']._serialized_start=2657
-  _globals['_ABORTRESPONSE']._serialized_end=2724
-  _globals['_MODELRUNNERSERVICE']._serialized_start=2950
-  _globals['_MODELRUNNERSERVICE']._serialized_end=3479
+  _globals['_GENERATEREQUEST']._serialized_end=1008
+  _globals['_TOKENLOGPROB']._serialized_start=1010
+  _globals['_TOKENLOGPROB']._serialized_end=1059
+  _globals['_POSITIONLOGPROBS']._serialized_start=1061
+  _globals['_POSITIONLOGPROBS']._serialized_end=1172
+  _globals['_USAGE']._serialized_start=1175
+  _globals['_USAGE']._serialized_end=1416
+  _globals['_GENERATERESPONSE']._serialized_start=1419
+  _globals['_GENERATERESPONSE']._serialized_end=1723
+  _globals['_TOKENIZEREQUEST']._serialized_start=1725
+  _globals['_TOKENIZEREQUEST']._serialized_end=1823
+  _globals['_TOKENIZERESPONSE']._serialized_start=1825
+  _globals['_TOKENIZERESPONSE']._serialized_end=1862
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1864
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1946
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1948
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1982
+  _globals['_GETMODELREQUEST']._serialized_start=1984
+  _globals['_GETMODELREQUEST']._serialized_end=2016
+  _globals['_GETMODELRESPONSE']._serialized_start=2019
+  _globals['_GETMODELRESPONSE']._serialized_end=2349
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=2351
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=2372
+  _globals['_REQUESTINFO']._serialized_start=2375
+  _globals['_REQUESTINFO']._serialized_end=2563
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=2565
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=2636
+  _globals['_ABORTREQUEST']._serialized_start=2638
+  _globals['_ABORTREQUEST']._serialized_end=2673
+  _globals['_ABORTRESPONSE']._serialized_start=2675
+  _globals['_ABORTRESPONSE']._serialized_end=2742
+  _globals['_MODELRUNNERSERVICE']._serialized_start=2968
+  _globals['_MODELRUNNERSERVICE']._serialized_end=3497
 # @@protoc_insertion_point(module_scope)

@@ -85,7 +85,7 @@ class Retention(_message.Message):
     def __init__(self, priority: _Optional[int] = ..., pin_seconds: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stop", "num_choices", "logprobs", "skip_cache_read", "cache_salt", "retention")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stop", "num_choices", "logprobs", "skip_cache_read", "cache_salt", "retention", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class GenerateRequest(_message.Message):
     SKIP_CACHE_READ_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -110,7 +111,8 @@ class GenerateRequest(_message.Message):
     skip_cache_read: bool
     cache_salt: str
     retention: Retention
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., num_choices: _Optional[int] = ..., logprobs: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., num_choices: _Optional[int] = ..., logprobs: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")
