@@ -649,14 +649,16 @@ class CachedBlocks(_message.Message):
     def __init__(self, scope: _Optional[_Union[CacheScope, _Mapping]] = ..., block_ids: _Optional[bytes] = ..., parent_block_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class SessionStep(_message.Message):
-    __slots__ = ("epoch", "number", "orders")
+    __slots__ = ("epoch", "number", "orders", "returned_block_ids")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     orders: _containers.RepeatedCompositeFieldContainer[SessionOrder]
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[SessionOrder, _Mapping]]] = ...) -> None: ...
+    returned_block_ids: bytes
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[SessionOrder, _Mapping]]] = ..., returned_block_ids: _Optional[bytes] = ...) -> None: ...
 
 class SessionOrder(_message.Message):
     __slots__ = ("progress", "end", "admit", "fork", "truncate")
@@ -673,7 +675,7 @@ class SessionOrder(_message.Message):
     def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., end: _Optional[_Union[EndOrder, _Mapping]] = ..., admit: _Optional[_Union[AdmitOrder, _Mapping]] = ..., fork: _Optional[_Union[ForkOrder, _Mapping]] = ..., truncate: _Optional[_Union[TruncateOrder, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("handles", "token_counts", "computed_tokens", "taken_counts", "asks", "token_ids", "taken_block_ids")
+    __slots__ = ("handles", "token_counts", "computed_tokens", "taken_counts", "asks", "token_ids", "taken_block_ids", "table_counts")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -681,6 +683,7 @@ class Progress(_message.Message):
     ASKS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TAKEN_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_COUNTS_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     token_counts: bytes
     computed_tokens: bytes
@@ -688,7 +691,8 @@ class Progress(_message.Message):
     asks: bytes
     token_ids: bytes
     taken_block_ids: bytes
-    def __init__(self, handles: _Optional[bytes] = ..., token_counts: _Optional[bytes] = ..., computed_tokens: _Optional[bytes] = ..., taken_counts: _Optional[bytes] = ..., asks: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., taken_block_ids: _Optional[bytes] = ...) -> None: ...
+    table_counts: bytes
+    def __init__(self, handles: _Optional[bytes] = ..., token_counts: _Optional[bytes] = ..., computed_tokens: _Optional[bytes] = ..., taken_counts: _Optional[bytes] = ..., asks: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., taken_block_ids: _Optional[bytes] = ..., table_counts: _Optional[bytes] = ...) -> None: ...
 
 class EndOrder(_message.Message):
     __slots__ = ("progress", "preempted")
