@@ -1,8 +1,8 @@
 """The engine's thread: takes requests in, runs step after step, and hands chunks out.
 
 A step: schedule, with the books' word for the blocks; run the model; sample; free what finished; deliver. Requests
-enter and leave between steps. When the KV manager is lost, nothing fails: every sequence goes back in line, and is
-computed again as soon as the books answer.
+enter and leave between steps. While the KV manager is away, steps go on as long as they need nothing of it. When the
+books themselves are lost, nothing fails either: every sequence goes back in line, and is computed again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from model_runner.books import (
     BooksRefused,
     BooksTaken,
     KvBooks,
-    SequenceUpdate,
 )
 from model_runner.engine_types import (
     Delivery,
@@ -51,9 +50,11 @@ log = structlog.get_logger(__name__)
 RETRY_SECONDS = 0.25
 """Between two attempts to reach the KV manager."""
 HEARTBEAT_SECONDS = 1.0
-"""Between two questions to the KV manager whether it is still there, while nothing else is asked of it."""
+"""Between two looks at whether the KV manager is still there, while nothing is asked of it."""
 STARVED_SECONDS = 0.1
 """Before the first in line is tried again while nothing runs: others hold the blocks of our pool."""
+STALLED_SECONDS = 0.02
+"""Before a step is tried again when all that run must wait for the KV manager's word."""
 MAX_LOSSES = 3
 """Times in a row that the books may be lost before one step succeeds; then the requests at hand are failed."""
 
@@ -95,8 +96,6 @@ class Engine:
         self._state = EngineState.WAITING_FOR_BOOKS
         self._has_books = False
         self._losses = 0
-        self._orphans: list[str] = []
-        """Sequences that ended while the books could not be told."""
         # Shared with callers, under _lock: the live requests by id, and what the thread has not taken in yet.
         self._lock = threading.Condition()
         self._live: dict[str, LiveRequest] = {}
@@ -187,7 +186,10 @@ class Engine:
                 return False
             if not self._has_books:
                 self._open_books()
-            elif not self._step():
+                return True
+            worked = self._step()
+            self._show_books()
+            if not worked:
                 self._wait()
         except BOOKS_TROUBLE as error:
             self._lose_books(error)
@@ -211,14 +213,22 @@ class Engine:
     def _wait(self) -> None:
         """Sleeps until something arrives; with a line that nobody serves, only for a moment.
 
-        When nothing has arrived, asks the KV manager whether it is still there: operators look at health while idle.
+        When nothing has arrived, sees whether the KV manager is still there: operators look at health while idle.
         """
         with self._lock:
             if self._arrived or self._aborted or self._stopping:
                 return
-            woken = self._lock.wait(STARVED_SECONDS if self._scheduler.waiting else HEARTBEAT_SECONDS)
+            woken = self._lock.wait(self._patience())
         if not woken:
-            self._books.append([])
+            self._books.flush()
+
+    def _patience(self) -> float:
+        """Seconds to sleep when there is nothing to compute and nothing arrives."""
+        if self._scheduler.running:
+            return STALLED_SECONDS
+        if self._scheduler.waiting:
+            return STARVED_SECONDS
+        return RETRY_SECONDS if self._books.away else HEARTBEAT_SECONDS
 
     def _step(self) -> bool:
         """One step; false when there was nothing to compute."""
@@ -233,6 +243,7 @@ class Engine:
         started = time.monotonic()
         self._books.seconds = 0.0
         plan = self._scheduler.schedule()
+        self._books.flush()
         if not plan.work:
             return False
         self._note_admissions(plan, started)
@@ -281,18 +292,9 @@ class Engine:
         self._books.fork(parent.sequence_id, [child.sequence_id for child in children])
 
     def _finish(self, sequences: list[LiveSequence]) -> None:
-        """Gives back what the sequences hold; what the books can't be told now, they are told when they are back."""
-        if not sequences:
-            return
-        if not self._has_books:
-            self._scheduler.drop(sequences)
-            self._orphans.extend(sequence.sequence_id for sequence in sequences)
-            return
-        try:
+        """Gives back what the sequences hold."""
+        if sequences:
             self._scheduler.finish(sequences)
-        except BOOKS_TROUBLE:
-            self._orphans.extend(sequence.sequence_id for sequence in sequences)
-            raise
 
     def _close(self, chunks: Sequence[Chunk]) -> None:
         """Forgets the requests whose last chunk is among `chunks`."""
@@ -311,8 +313,7 @@ class Engine:
 
     def _open_books(self) -> None:
         try:
-            if not self._books.open(self._options.facts):
-                self._void_books()
+            self._books.open(self._options.facts)
         except BooksTaken:
             raise
         except BOOKS_TROUBLE as error:
@@ -320,18 +321,16 @@ class Engine:
             self._change_state(EngineState.REFUSED if refused else EngineState.WAITING_FOR_BOOKS, str(error))
             self._sleep(RETRY_SECONDS)
             return
-        self._orphans.clear()
         self._has_books = True
-        self._change_state(EngineState.SERVING, "the KV manager keeps the books")
+        self._show_books()
 
-    def _void_books(self) -> None:
-        """Ends whatever the same books still hold for us: which verbs they carried out before, we can't know."""
-        with self._lock:
-            sequences = [sequence for live in self._live.values() for sequence in live.sequences]
-        if sequences:
-            self._books.free([SequenceUpdate(each.sequence_id, (), 0) for each in sequences], preempted=True)
-        if self._orphans:
-            self._books.free([SequenceUpdate(sequence_id, (), 0) for sequence_id in self._orphans])
+    def _show_books(self) -> None:
+        """Tells whether the KV manager answers; while it is away, what runs goes on, and nobody new is let in."""
+        away = self._books.away
+        if away:
+            self._change_state(EngineState.WAITING_FOR_BOOKS, away)
+        else:
+            self._change_state(EngineState.SERVING, "the KV manager keeps the books")
 
     def _lose_books(self, error: Exception) -> None:
         """Everybody goes back in line until the books answer again; unless they are somebody else's by now."""
