@@ -61,9 +61,18 @@ class KvManager:
             return Opening(known.epoch, False, known.pool)
         return self._open_anew(pool_id, spec, runner_id)
 
-    def open_session(self, pool_id: str, spec: PoolSpec, runner_id: str) -> Opening:
-        """Opens an empty pool under the next epoch, whoever had it before. Raises PoolDiffers."""
-        self._check_opening(pool_id, spec, runner_id)
+    def open_session(self, pool_id: str, spec: PoolSpec, runner_id: str, *, restores: bool = False) -> Opening:
+        """Opens an empty pool under the next epoch, whoever had it before. Raises PoolDiffers.
+
+        restores: the runner had it before, so that another one that has opened it meanwhile keeps it (SessionTaken).
+        """
+        known = self._check_opening(pool_id, spec, runner_id)
+        if restores and known is not None and known.runner_id != runner_id:
+            raise SessionTaken(
+                f"pool {pool_id!r} was opened by another runner since, under epoch {known.epoch}",
+                pool_id=pool_id,
+                epoch=known.epoch,
+            )
         opening = self._open_anew(pool_id, spec, runner_id)
         opening.pool.listen()
         return opening

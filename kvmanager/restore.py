@@ -43,20 +43,18 @@ class _Run:
 class RestorablePool(Pool):
     """A pool whose books can be made from holdings while they are empty."""
 
-    def restore(self, holdings: Holdings, *, caller: int) -> list[int]:
+    def restore(self, holdings: Holdings, *, caller: int) -> None:
         """Makes the books of an empty pool say what a runner holds; `caller` is the epoch that it speaks for.
 
         Counts, block tables and the lease are taken as they are said; full blocks are found again by their names, and
-        given up in the order of use. Returns the blocks that were said to be cached and can't be found: copies of
-        what others hold. Quotas, pins of ended sequences and totals are those of a new pool. Raises InvalidArgument
-        for holdings that contradict themselves, and changes nothing.
+        given up in the order of use. What was said to be cached and can't be found, for it is a copy of what others
+        hold, is noted as forgotten. Quotas, pins of ended sequences and totals are those of a new pool. Raises
+        InvalidArgument for holdings that contradict themselves, and changes nothing.
         """
         check_holdings(self.spec, holdings)
         chains = [self._chain(each.token_ids, each.scope, ()) for each in holdings.sequences]
         contents = self._contents(holdings.sequences, chains)
         runs = self._runs(holdings.cached, contents)
-        pins = sum([self._promise_of(each) for each in holdings.sequences])
-        self._check_pins(pins)
 
         cached = [block for run in runs for block in run.blocks if block not in contents]
         self._put_on_top([*_tabled(holdings.sequences), *holdings.lease, *cached])
@@ -65,7 +63,7 @@ class RestorablePool(Pool):
         self.block_pool.take(len(holdings.lease), self.block_pool.tenants.base)
         self.lease.add(holdings.lease)
         self.table_entries += len(holdings.lease)
-        return self._restore_cache(holdings.cached, runs, contents)
+        self._restore_cache(holdings.cached, runs, contents)
 
     # Checks: what several say of one block.
 
@@ -149,7 +147,10 @@ class RestorablePool(Pool):
         return chain, first
 
     def _promise_of(self, sequence: HeldSequence) -> int:
-        return sequence.prompt_tokens // self.spec.block_size if sequence.retention.pin_seconds else 0
+        """Blocks that a sequence will pin: those of its prompt, as long as half of the pool is enough for all."""
+        if not sequence.retention.pin_seconds:
+            return 0
+        return min(sequence.prompt_tokens // self.spec.block_size, self.spec.usable_blocks // 2 - self.promised_pins)
 
     # Changes: none of these can fail.
 
@@ -173,7 +174,7 @@ class RestorablePool(Pool):
         self._commit(sequence, array("I"), held.computed_tokens)
         sequence.cached = held.cached_tokens
 
-    def _restore_cache(self, cached: Seq[HeldCache], runs: list[_Run], contents: dict[int, _Content]) -> list[int]:
+    def _restore_cache(self, cached: Seq[HeldCache], runs: list[_Run], contents: dict[int, _Content]) -> None:
         """Publishes the runs, then lets go of their blocks in the order in which they were used."""
         pool = self.block_pool
         idle: list[int] = []
@@ -186,7 +187,7 @@ class RestorablePool(Pool):
                 # The blocks before the first are not looked at.
                 pool.publish([NO_BLOCK] * run.first + run.blocks, run.chain, run.first, last)
         pool.release(_by_use(cached, idle))
-        return [block for part in cached for block in part.block_ids if not pool.index.names[block]]
+        pool.note_forgotten([block for part in cached for block in part.block_ids if not pool.index.names[block]])
 
 
 def _tabled(sequences: Seq[HeldSequence]) -> list[int]:
@@ -199,7 +200,7 @@ def _name_before(chain: HashChain, index: int) -> bytes:
 
 
 def _by_use(cached: Seq[HeldCache], idle: list[int]) -> list[int]:
-    """`idle`, the least recently used first: a block was used when the last that continues it was, and goes after it."""
+    """`idle`, the least recently used first: a block was used when the last that continues it was, and follows it."""
     order = [pair for part in cached for pair in zip(part.block_ids, part.parents, strict=True)]
     used = {block: time for time, (block, _) in enumerate(order)}
     place = dict(used)

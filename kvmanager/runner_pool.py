@@ -9,9 +9,10 @@ from kvmanager.restore import RestorablePool
 from kvmanager.sequence import Sequence
 from kvmanager.types import Append, Grant
 
-News = tuple[Sequence, "array[int]", int, "array[int]", int]
-"""A sequence; its new tokens; how many of its tokens are computed now; the blocks of the lease that are the last of its
-table now; and what it asks for: 0, or 1 and more for room for all of its tokens and one less than so many behind."""
+News = tuple[Sequence, "array[int]", int, int, "array[int]", int]
+"""A sequence; its new tokens; how many of its tokens are computed now; of a sequence that took blocks of the lease, the
+entries of its table before them, and those blocks; and what it asks for: 0, or 1 and more for room for all of its
+tokens and one less than so many behind."""
 
 Refused = tuple[Sequence, KvError]
 """A sequence whose ask was refused, and why."""
@@ -25,18 +26,19 @@ class RunnerPool(RestorablePool):
     def progress(self, news: list[News]) -> tuple[list[Grant], list[Refused]]:
         """Commits what was computed and taken, all of it, and then grants what is asked for, one sequence at a time.
 
-        A sequence that takes blocks of the lease may so come to be over its quota. Raises InvalidArgument, and
+        Blocks that were taken replace what the table has behind the entries that the runner knows. A sequence may so
+        come to be over its quota. Raises InvalidArgument, and
         changes nothing, when what is told can't be true.
         """
         self._expire_pins()
         self._check_news(news)
-        for sequence, token_ids, computed, taken, _ in news:
+        for sequence, token_ids, computed, entries, taken, _ in news:
             if taken:
-                self._move_out_of_lease(sequence, taken)
+                self._replace_end(sequence, entries, taken)
             self._commit(sequence, token_ids, computed)
         grants: list[Grant] = []
         refused: list[Refused] = []
-        for sequence, _, _, _, ask in news:
+        for sequence, _, _, _, _, ask in news:
             if ask:
                 try:
                     self._answer_ask(sequence, ask - 1, grants)
@@ -95,12 +97,14 @@ class RunnerPool(RestorablePool):
         size = self.spec.block_size
         seen: set[str] = set()
         all_taken: list[int] = []
-        for sequence, token_ids, computed, taken, _ in news:
+        for sequence, token_ids, computed, entries, taken, _ in news:
             sequence_id = sequence.sequence_id
             if sequence_id in seen or self.live.get(sequence_id) is not sequence:
                 raise InvalidArgument(f"sequence {sequence_id!r} is named twice, or has ended", sequence_id=sequence_id)
             seen.add(sequence_id)
             told, own = sequence.num_tokens, len(sequence.blocks)
+            if taken:
+                own = self._check_entries(sequence, entries)
             known, room = told + len(token_ids), (own + len(taken)) * size
             if computed < sequence.computed or computed > known or computed > room:
                 raise InvalidArgument(
@@ -116,6 +120,18 @@ class RunnerPool(RestorablePool):
             all_taken.extend(taken)
         self._check_leased(all_taken)
 
+    def _check_entries(self, sequence: Sequence, entries: int) -> int:
+        """Refuses blocks behind a table that the sequence doesn't have, or in the place of what is computed."""
+        if not self._blocks_for(sequence.computed) <= entries <= len(sequence.blocks):
+            raise InvalidArgument(
+                f"sequence {sequence.sequence_id!r} has {len(sequence.blocks)} blocks and {sequence.computed} computed "
+                f"tokens: blocks of the lease can't follow its first {entries}",
+                blocks=len(sequence.blocks),
+                computed_tokens=sequence.computed,
+                entries=entries,
+            )
+        return entries
+
     def _check_leased(self, blocks: list[int]) -> None:
         if blocks and (strangers := self.lease.strangers(blocks)):
             raise InvalidArgument(
@@ -124,8 +140,13 @@ class RunnerPool(RestorablePool):
                 leased_blocks=len(self.lease),
             )
 
-    def _move_out_of_lease(self, sequence: Sequence, taken: array[int]) -> None:
-        """Blocks of the lease become the last of a table. They stay held, by one holder each."""
+    def _replace_end(self, sequence: Sequence, entries: int, taken: array[int]) -> None:
+        """Blocks of the lease follow the first `entries` of a table. They stay held, by one holder each."""
+        unknown = sequence.blocks[entries:]
+        if unknown:
+            del sequence.blocks[entries:]
+            self.table_entries -= len(unknown)
+            self.block_pool.release(unknown[::-1])
         self.lease.remove(taken)
         sequence.blocks.extend(taken)
         tenants = self.block_pool.tenants
