@@ -75,6 +75,12 @@ class StaleEpoch(KvError):
     reason: ClassVar[str] = "STALE_EPOCH"
 
 
+class SessionTaken(KvError):
+    """Another opening of the pool has ended the session."""
+
+    reason: ClassVar[str] = "STALE_EPOCH"
+
+
 class NotOwner(KvError):
     """The sequence belongs to a runner, and the caller does not speak for it."""
 

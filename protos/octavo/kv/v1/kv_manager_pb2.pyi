@@ -55,7 +55,7 @@ class PoolSpec(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., hash_algorithm: _Optional[_Union[HashAlgorithm, str]] = ..., prefix_index: _Optional[_Union[PrefixIndex, str]] = ..., eviction_policy: _Optional[_Union[EvictionPolicy, str]] = ...) -> None: ...
 
 class Occupancy(_message.Message):
-    __slots__ = ("usable_blocks", "free_blocks", "cached_blocks", "held_blocks", "shared_blocks", "stored_tokens", "reserved_tokens", "sequences", "pinned_blocks")
+    __slots__ = ("usable_blocks", "free_blocks", "cached_blocks", "held_blocks", "shared_blocks", "stored_tokens", "reserved_tokens", "sequences", "pinned_blocks", "leased_blocks")
     USABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class Occupancy(_message.Message):
     RESERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     usable_blocks: int
     free_blocks: int
     cached_blocks: int
@@ -74,7 +75,8 @@ class Occupancy(_message.Message):
     reserved_tokens: int
     sequences: int
     pinned_blocks: int
-    def __init__(self, usable_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., stored_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pinned_blocks: _Optional[int] = ...) -> None: ...
+    leased_blocks: int
+    def __init__(self, usable_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., stored_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ...) -> None: ...
 
 class Totals(_message.Message):
     __slots__ = ("allocated_blocks", "freed_blocks", "evicted_blocks", "forks", "copies", "queried_tokens", "hit_tokens", "allocation_failures", "unknown_frees", "reused_blocks", "removed_blocks")
@@ -617,7 +619,7 @@ class Holdings(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[HeldSequence, _Mapping]]] = ..., lease_block_ids: _Optional[bytes] = ..., cached: _Optional[_Iterable[_Union[CachedBlocks, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class HeldSequence(_message.Message):
-    __slots__ = ("sequence_id", "handle", "token_ids", "block_ids", "computed_tokens", "cached_tokens", "scope", "retention")
+    __slots__ = ("sequence_id", "handle", "token_ids", "block_ids", "computed_tokens", "cached_tokens", "scope", "retention", "prompt_tokens")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -626,6 +628,7 @@ class HeldSequence(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: str
     handle: int
     token_ids: bytes
@@ -634,7 +637,8 @@ class HeldSequence(_message.Message):
     cached_tokens: int
     scope: CacheScope
     retention: Retention
-    def __init__(self, sequence_id: _Optional[str] = ..., handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+    prompt_tokens: int
+    def __init__(self, sequence_id: _Optional[str] = ..., handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class CachedBlocks(_message.Message):
     __slots__ = ("scope", "block_ids", "parent_block_ids", "token_ids")
