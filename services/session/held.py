@@ -36,6 +36,8 @@ class Held:
     computed: int = 0
     cached: int = 0
     told: int = 0
+    prompt_tokens: int = 0
+    """What it pins when it ends."""
     sent: int = 0
     sent_computed: int = 0
     taken: list[int] = field(default_factory=list)

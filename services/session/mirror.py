@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from model_runner.books import Admission, AllocationRequest, CopyOrder, SequenceUpdate
+from services.columns import from_column, to_column
 from services.session.cached_tree import CachedBlock, CachedTree
-from services.session.columns import pack, unpack
 from services.session.held import Held, Refused
 from services.session.orders import OrderBook
 
@@ -156,7 +156,7 @@ class Mirror:
         return bool(self._returned)
 
     def step(self, *, asks: bool = True) -> None:
-        """A step of the engine is scheduled: asks for the room that sequences will need soon, if it is a time to ask."""
+        """A step of the engine is scheduled: asks for the room that sequences will need soon, if it is time to."""
         self._steps += 1
         for held in self._due.pop(self._steps, ()):
             if asks and held.due == self._steps and self.by_handle.get(held.handle) is held:
@@ -189,7 +189,7 @@ class Mirror:
             held.asked = number
         if askers:
             self._asked[number] = askers
-        return Outgoing(orders, pack(returned), askers)
+        return Outgoing(orders, to_column(returned), askers)
 
     @property
     def holds_something(self) -> bool:
@@ -202,7 +202,7 @@ class Mirror:
 
     def apply(self, answer: pb.SessionAnswer) -> None:
         """Takes over the answer to a message; they must come in order. Raises BrokenMirror."""
-        self.cached.discard_all(unpack(answer.forgotten_block_ids))
+        self.cached.discard_all(_ids(answer.forgotten_block_ids))
         self.add_lease(answer.lease_block_ids)
         askers = [held for held in self._asked.pop(answer.number, ()) if held.asked == answer.number]
         self._apply_grants(answer.grants, {held.handle: held for held in askers})
@@ -216,7 +216,7 @@ class Mirror:
 
     def add_lease(self, column: bytes) -> None:
         """More spare blocks."""
-        blocks = unpack(column)
+        blocks = _ids(column)
         self.cached.discard_all(blocks)
         self.lease += blocks
 
@@ -282,13 +282,13 @@ class Mirror:
             if not self.counts[block] and index < full:
                 tokens = held.tokens[index * self.block_size : (index + 1) * self.block_size]
                 parent = held.blocks[index - 1] if index else 0
-                self.cached.add(block, CachedBlock(parent, pack(tokens), held.salt))
+                self.cached.add(block, CachedBlock(parent, to_column(tokens), held.salt))
 
     def _apply_grants(self, grants: pb.Grants, askers: dict[int, Held]) -> None:
         self.copies += map(_copy, grants.copies)
-        blocks = unpack(grants.block_ids)
+        blocks = _ids(grants.block_ids)
         start = 0
-        columns = (unpack(grants.handles), unpack(grants.first_indices), unpack(grants.counts))
+        columns = (_ids(grants.handles), _ids(grants.first_indices), _ids(grants.counts))
         for handle, first, count in zip(*columns, strict=True):
             granted = blocks[start : start + count]
             start += count
@@ -308,9 +308,9 @@ class Mirror:
         held = self._admitting.pop(admitted.handle, None)
         if held is None:
             return
-        held.blocks = unpack(admitted.block_ids)
+        held.blocks = _ids(admitted.block_ids)
         held.computed = held.cached = held.sent_computed = admitted.cached_tokens
-        held.sent = held.told = len(held.tokens)
+        held.sent = held.told = held.prompt_tokens = len(held.tokens)
         held.shown = len(held.blocks)
         hits = admitted.cached_tokens // self.block_size
         for block in held.blocks[:hits]:
@@ -339,6 +339,10 @@ class Mirror:
         self._asked.clear()
         self._admitting.clear()
         self._results.clear()
+
+
+def _ids(column: bytes) -> list[int]:
+    return from_column(column, "block_ids").tolist()
 
 
 def _copy(order: pb.BlockCopy) -> CopyOrder:

@@ -8,7 +8,7 @@ from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from model_runner.books import AllocationRequest
 from model_runner.request import Retention
-from services.session.columns import pack
+from services.columns import to_column
 from services.session.held import Held
 
 
@@ -46,7 +46,7 @@ class OrderBook:
         order = pb.ForkOrder(
             parent_handle=parent.handle,
             child_ids=[child.sequence_id for child in children],
-            child_handles=pack(child.handle for child in children),
+            child_handles=to_column(child.handle for child in children),
         )
         self._orders.append(pb.SessionOrder(fork=order))
 
@@ -79,7 +79,7 @@ def _admit_order(handle: int, request: AllocationRequest) -> pb.AdmitOrder:
     return pb.AdmitOrder(
         sequence_id=request.sequence_id,
         handle=handle,
-        token_ids=pack(request.token_ids),
+        token_ids=to_column(request.token_ids),
         scope=pb.CacheScope(salt=request.cache_salt),
         headroom_blocks=request.headroom_blocks,
         skip_cache_read=request.skip_cache_read,
@@ -108,13 +108,13 @@ def _progress(sequences: Iterable[Held]) -> tuple[pb.Progress, list[Held]]:
             askers.append(held)
         held.mark_sent()
     progress = pb.Progress(
-        handles=pack(handles),
-        token_counts=pack(token_counts),
-        computed_tokens=pack(computed),
-        taken_counts=pack(taken_counts),
-        asks=pack(asks),
-        token_ids=pack(tokens),
-        taken_block_ids=pack(taken),
-        table_counts=pack(table_counts),
+        handles=to_column(handles),
+        token_counts=to_column(token_counts),
+        computed_tokens=to_column(computed),
+        taken_counts=to_column(taken_counts),
+        asks=to_column(asks),
+        token_ids=to_column(tokens),
+        taken_block_ids=to_column(taken),
+        table_counts=to_column(table_counts),
     )
     return progress, askers

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
+from services.columns import to_column
 from services.session.cached_tree import CachedTree
-from services.session.columns import pack
 from services.session.held import Held
 from services.session.mirror import Mirror
 from services.session.orders import wire_retention
@@ -18,7 +18,7 @@ PART_BYTES = 1 << 20
 
 def holdings(mirror: Mirror, part_bytes: int = PART_BYTES) -> Iterator[pb.Holdings]:
     """The report, sequences first; only the last part says that it is the last."""
-    part, size = pb.Holdings(lease_block_ids=pack(mirror.lease)), 4 * len(mirror.lease)
+    part, size = pb.Holdings(lease_block_ids=to_column(mirror.lease)), 4 * len(mirror.lease)
     for held in mirror.live.values():
         sequence = _sequence(held)
         grown = size + sequence.ByteSize()
@@ -38,12 +38,13 @@ def _sequence(held: Held) -> pb.HeldSequence:
     return pb.HeldSequence(
         sequence_id=held.sequence_id,
         handle=held.handle,
-        token_ids=pack(held.tokens),
-        block_ids=pack(held.blocks),
+        token_ids=to_column(held.tokens),
+        block_ids=to_column(held.blocks),
         computed_tokens=held.computed,
         cached_tokens=held.cached,
         scope=pb.CacheScope(salt=held.salt),
         retention=wire_retention(held.retention),
+        prompt_tokens=held.prompt_tokens,
     )
 
 
@@ -69,7 +70,7 @@ def _cached(tree: CachedTree, part_bytes: int) -> Iterator[pb.CachedBlocks]:
 def _run(salt: str, blocks: list[int], parents: list[int], tokens: list[bytes]) -> pb.CachedBlocks:
     return pb.CachedBlocks(
         scope=pb.CacheScope(salt=salt),
-        block_ids=pack(blocks),
-        parent_block_ids=pack(parents),
+        block_ids=to_column(blocks),
+        parent_block_ids=to_column(parents),
         token_ids=b"".join(tokens),
     )
