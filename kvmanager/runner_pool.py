@@ -94,30 +94,31 @@ class RunnerPool(RestorablePool):
         return [block for block in forgotten if not names[block]]
 
     def _check_news(self, news: list[News]) -> None:
-        size = self.spec.block_size
-        seen: set[str] = set()
+        size, live = self.spec.block_size, self.live
         all_taken: list[int] = []
         for sequence, token_ids, computed, entries, taken, _ in news:
-            sequence_id = sequence.sequence_id
-            if sequence_id in seen or self.live.get(sequence_id) is not sequence:
-                raise InvalidArgument(f"sequence {sequence_id!r} is named twice, or has ended", sequence_id=sequence_id)
-            seen.add(sequence_id)
-            told, own = sequence.num_tokens, len(sequence.blocks)
+            if live.get(sequence.sequence_id) is not sequence:
+                raise InvalidArgument(f"sequence {sequence.sequence_id!r} has ended", sequence_id=sequence.sequence_id)
+            told, own = len(sequence.chain.token_ids), len(sequence.blocks)
+            room = own * size
             if taken:
                 own = self._check_entries(sequence, entries)
-            known, room = told + len(token_ids), (own + len(taken)) * size
+                room = (own + len(taken)) * size
+                all_taken.extend(taken)
+            known = told + len(token_ids)
             if computed < sequence.computed or computed > known or computed > room:
                 raise InvalidArgument(
-                    f"sequence {sequence_id!r} has {sequence.computed} computed tokens, {known} known and room for "
-                    f"{room} in its blocks: computed_tokens {computed} must be from the first to the least of the "
-                    "others",
+                    f"sequence {sequence.sequence_id!r} has {sequence.computed} computed tokens, {known} known and "
+                    f"room for {room} in its blocks: computed_tokens {computed} must be from the first to the least of "
+                    "the others",
                     computed_tokens=computed,
                     known_tokens=known,
                     block_tokens=room,
                 )
             if computed > told:
                 self._check_own_writes(sequence, told, min(computed, own * size))
-            all_taken.extend(taken)
+        if len({row[0].sequence_id for row in news}) < len(news):
+            raise InvalidArgument("a sequence is named twice; put all its news into one entry")
         self._check_leased(all_taken)
 
     def _check_entries(self, sequence: Sequence, entries: int) -> int:

@@ -129,6 +129,9 @@ class KvManagerSettings(ProcessSettings):
     kv_metrics_address: HttpAddress = Field(
         "127.0.0.1:9401", description="host:port of the KV manager's Prometheus metrics; port 0 takes a free one."
     )
+    session_silence_seconds: float = Field(
+        10, ge=0.1, le=3600, description="Seconds without a word of a runner after which its sequences are ended."
+    )
 
 
 class ModelRunnerSettings(ProcessSettings):

@@ -85,6 +85,8 @@ class SessionCore:
         self.pool_id = ""
         self.epoch = 0
         """0 before the opening."""
+        self.closed_sequences = 0
+        """Sequences that the end of the session ended."""
 
     def receive(self, request: pb.SessionRequest) -> list[pb.SessionResponse]:
         """Takes the next message of the runner and returns what to answer: nothing, or one response.
@@ -109,9 +111,10 @@ class SessionCore:
         """Raises what has ended the session from elsewhere: SessionTaken, UnknownPool."""
         self._manager.session_pool(self.pool_id, self.epoch)
 
-    def end(self) -> int:
-        """Ends the runner's sequences and takes its lease back; returns how many sequences. Again: nothing."""
-        return self._manager.end_session(self.pool_id, self.epoch) if self.epoch else 0
+    def end(self) -> None:
+        """Ends the runner's sequences, as far as no other opening has, and takes its lease back. Again: nothing."""
+        if self.epoch:
+            self.closed_sequences += self._manager.end_session(self.pool_id, self.epoch)
 
     def _open(self, request: pb.SessionOpen) -> list[pb.SessionResponse]:
         if request.lease_blocks < 0:

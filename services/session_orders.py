@@ -18,6 +18,8 @@ from services import session_wire
 from services.columns import from_column, to_column
 from services.session_wire import ProgressColumns
 
+_NONE = array("I")
+
 
 @dataclass(slots=True)
 class _Outcome:
@@ -159,16 +161,8 @@ class SessionOrders:
             next_token, next_block = token + num_tokens, block + num_taken
             if known is None or handle in known:
                 sequence = self._sequence(handle)
-                news.append(
-                    (
-                        sequence,
-                        token_ids[token:next_token],
-                        computed or sequence.computed,
-                        entries,
-                        taken[block:next_block],
-                        ask,
-                    )
-                )
+                spent = taken[block:next_block] if num_taken else _NONE
+                news.append((sequence, token_ids[token:next_token], computed or sequence.computed, entries, spent, ask))
             token, block = next_token, next_block
         return news
 

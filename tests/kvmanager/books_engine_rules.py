@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from kvmanager.errors import KvError, NeverFits, PinsExhausted, PoolShort, QuotaShort
-from kvmanager.types import NO_RETENTION, Allocation, Append, Hit, IndexKind, Retention
+from kvmanager.types import NO_RETENTION, Allocation, Append, Grant, Hit, IndexKind, Retention
 from tests.kvmanager.books_checks import BooksChecks
 from tests.kvmanager.books_prompts import NUMBERS, TOKENS, Wish, grant_wish, wishes
 from tests.kvmanager.naive_books import NaiveBooks, NaivePrompt, NaiveSequence
@@ -194,7 +194,19 @@ class EngineRules(BooksChecks):
             self.counted["allocation_failures"] += error is not NeverFits
             return
 
-        grants = self.port.append(appends)
+        self.accept(self.port.append(appends), keys)
+        for item in appends:
+            self.commit(item)
+            sequence = model.live[item.sequence_id]
+            sequence.ready = sequence.computed
+        self.watch()
+        self.see_names()
+        for item in appends:
+            self.check_own_writes(item)
+
+    def accept(self, grants: Sequence[Grant], keys: Sequence[str]) -> None:
+        """Takes the grants of one call, in the order of `keys`, and does their copies."""
+        model = self.model
         assert [grant.sequence_id for grant in grants] == [
             key for key in keys if key in {grant.sequence_id for grant in grants}
         ]
@@ -214,14 +226,6 @@ class EngineRules(BooksChecks):
             self.counted["copies"] += len(grant.copies)
             usage = self.port.tenant_usage(sequence.prompt.scope.salt)
             assert not usage.quota_blocks or usage.held_blocks + usage.cached_blocks <= usage.quota_blocks
-        for item in appends:
-            self.commit(item)
-            sequence = model.live[item.sequence_id]
-            sequence.ready = sequence.computed
-        self.watch()
-        self.see_names()
-        for item in appends:
-            self.check_own_writes(item)
 
     def expect_append(self, appends: Sequence[Append]) -> type[KvError] | None:
         model = self.model
@@ -321,7 +325,7 @@ class EngineRules(BooksChecks):
         sequence = self.model.live[key]
         num_tokens = max(1, len(sequence.prompt.tokens) - back)
         kept = self.model.blocks_for(num_tokens)
-        assert self.port.truncate(key, num_tokens) == len(sequence.table) - kept
+        assert self.port.truncate(key, num_tokens) == max(0, len(sequence.table) - kept)
         del sequence.table[kept:]
         sequence.prompt.cut(num_tokens)
         sequence.computed = min(sequence.computed, num_tokens)
