@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from kvmanager.types import IndexKind
 from model_runner.books import (
+    INVALID_ARGUMENT,
     POOL_SHORT,
     Admission,
     AllocationRequest,
@@ -27,11 +29,11 @@ from services.session.held import Held, Refused
 from services.session.limits import SessionLimits
 from services.session.link import Dial
 from services.session.mirror import BrokenMirror, Mirror
-from services.session.session import Session, SessionStatus, SessionWatch, SilentWatch
+from services.session.session import Session, SessionState, SessionStatus, SessionWatch, SilentWatch
 
 _POLL_SECONDS = 0.01
 """Between two looks at a connection that is being made."""
-_NEVER_UP = SessionStatus(up=False, away_seconds=0.0, lease_blocks=0, taken_blocks=0, restores=0, resends=0)
+_NEVER_UP = SessionStatus(SessionState.AWAY, 0.0, lease_blocks=0, taken_blocks=0, restores=0, resends=0)
 
 
 class SessionBooks:
@@ -100,7 +102,8 @@ class SessionBooks:
         """Commits all of the sequences and grows those that can be; None while the pool is too full for one of them."""
         session = self._session
         session.pump()
-        sequences = [self._tell(session.mirror, update) for update in updates]
+        with _faults():
+            sequences = [session.mirror.tell(update) for update in updates]
         waiting = [held for held in sequences if not session.mirror.has_room(held)]
         if waiting:
             waiting = self._wait_for_room(session, waiting)
@@ -113,17 +116,21 @@ class SessionBooks:
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
         """Gives each child the parent's block table."""
         session = self._session
-        try:
-            session.mirror.fork(parent_id, child_ids)
-        except BrokenMirror as error:
-            # The answer that it waits for is void then, and the fork is in the next report.
-            session.give_up(error)
-            session.mirror.fork(parent_id, child_ids)
+        session.pump()
+        with _faults():
+            try:
+                session.mirror.fork(parent_id, child_ids)
+            except BrokenMirror as error:
+                # The answer that it waits for is void then, and the fork is in the next report.
+                session.give_up(error)
+                session.mirror.fork(parent_id, child_ids)
 
     def free(self, updates: Sequence[SequenceUpdate], *, preempted: bool = False) -> None:
         """Commits a last time and ends the sequences; unknown ones are ignored."""
         session = self._session
-        session.mirror.end(updates, preempted=preempted)
+        session.pump()
+        with _faults():
+            session.mirror.end(updates, preempted=preempted)
         if not preempted:
             session.send()
 
@@ -133,8 +140,9 @@ class SessionBooks:
         session.pump()
         session.mirror.step(asks=not session.is_late)
         session.send()
-        self._watch.on_books_step(self._waited)
-        self._waited = 0.0
+        if self._waited:
+            self._watch.on_wait(self._waited)
+            self._waited = 0.0
 
     @property
     def away(self) -> str:
@@ -170,12 +178,6 @@ class SessionBooks:
             self._watch,
             self._clock,
         )
-
-    def _tell(self, mirror: Mirror, update: SequenceUpdate) -> Held:
-        try:
-            return mirror.tell(update)
-        except KeyError:
-            raise BooksRefused(f"no live sequence {update.sequence_id!r}", "UNKNOWN_SEQUENCE") from None
 
     def _admit(self, session: Session, request: AllocationRequest) -> Admission | Refused | None:
         """Asks for a sequence and waits for a moment; None when there is no answer in time."""
@@ -226,3 +228,12 @@ class SessionBooks:
     def _copies_due(self, mirror: Mirror) -> tuple[CopyOrder, ...]:
         due, mirror.copies = tuple(mirror.copies), []
         return due
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Around what the engine tells: what can't be true is refused."""
+    try:
+        yield
+    except ValueError as error:
+        raise BooksRefused(str(error), INVALID_ARGUMENT) from error

@@ -71,9 +71,16 @@ class Mirror:
     # The engine's verbs.
 
     def tell(self, update: SequenceUpdate) -> Held:
-        """Notes the news of a live sequence. Told again, they change nothing. Raises KeyError for an unknown one."""
-        held = self.live[update.sequence_id]
-        held.tokens.extend(update.token_ids[len(held.tokens) - held.told :])
+        """Notes the news of a live sequence. Told again, they change nothing.
+
+        Raises ValueError, and changes nothing, for an unknown sequence and for news that can't be true.
+        """
+        held = self._held(update.sequence_id)
+        fresh = update.token_ids[len(held.tokens) - held.told :]
+        room = min(len(held.tokens) + len(fresh), len(held.blocks) * self.block_size)
+        if update.computed_tokens > room:
+            raise ValueError(f"{held.sequence_id!r} can't have {update.computed_tokens} computed tokens of {room}")
+        held.tokens.extend(fresh)
         held.computed = max(held.computed, update.computed_tokens)
         if self.speaks and (held.sent < len(held.tokens) or held.sent_computed < held.computed):
             self.orders.tell(held)
@@ -108,8 +115,11 @@ class Mirror:
         return first, held.blocks[first:]
 
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
-        """Gives children the parent's tokens and blocks. Raises BrokenMirror while an answer may change them."""
-        parent = self.live[parent_id]
+        """Gives children the parent's tokens and blocks.
+
+        Raises BrokenMirror while an answer may change them, ValueError for an unknown parent.
+        """
+        parent = self._held(parent_id)
         if parent.asked or parent.wants:
             raise BrokenMirror(f"sequence {parent_id!r} was forked while it asked for room")
         parent.forked = True
@@ -232,6 +242,12 @@ class Mirror:
         self._due.clear()
 
     # How they do it.
+
+    def _held(self, sequence_id: str) -> Held:
+        held = self.live.get(sequence_id)
+        if held is None:
+            raise ValueError(f"no live sequence {sequence_id!r}")
+        return held
 
     def _next_handle(self) -> int:
         self._handles += 1

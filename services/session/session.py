@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from octavo.kv.v1 import kv_manager_pb2 as pb
@@ -25,8 +26,8 @@ _LASTING = frozenset({"POOL_DIFFERS"})
 class SessionWatch(Protocol):
     """Told how the session does, in the engine's thread; must be quick and must not raise."""
 
-    def on_books_step(self, waited_seconds: float) -> None:
-        """After the scheduling of a step: how long it waited for answers."""
+    def on_wait(self, seconds: float) -> None:
+        """After the scheduling of a step that waited for answers: how long in all."""
         ...
 
     def on_round_trip(self, seconds: float) -> None:
@@ -37,18 +38,26 @@ class SessionWatch(Protocol):
 class SilentWatch:
     """Takes no notice."""
 
-    def on_books_step(self, waited_seconds: float) -> None:
+    def on_wait(self, seconds: float) -> None:
         pass
 
     def on_round_trip(self, seconds: float) -> None:
         pass
 
 
+class SessionState(Enum):
+    """Whether the KV manager can be asked."""
+
+    UP = "up"
+    AWAY = "away"
+    RESTORING = "restoring"
+
+
 @dataclass(frozen=True, slots=True)
 class SessionStatus:
     """What an operator wants to know. away_seconds is 0 while the session is up; totals count since the start."""
 
-    up: bool
+    state: SessionState
     away_seconds: float
     lease_blocks: int
     taken_blocks: int
@@ -154,10 +163,21 @@ class Session:
         if isinstance(error, LinkBroken) and error.reason:
             self._error = self._meaning(error, was_up)
 
+    def settle(self, seconds: float) -> None:
+        """Says what there is to say, and waits until all is answered, for so many seconds at most; never raises."""
+        deadline = self.clock() + seconds
+        self.send()
+        try:
+            while (exchange := self.exchange) is not None and exchange.waiting and self.clock() < deadline:
+                self.pump(deadline - self.clock())
+        except (BooksTaken, BooksLost, BooksRefused):
+            # Nothing of ours is left at the KV manager.
+            return
+
     def close(self) -> None:
         """Says the last words, gives up the pool and ends the stream, all within a bounded time; never raises."""
         self._stopped.set()
-        self._say_last_words()
+        self.settle(self.limits.close)
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return
@@ -172,9 +192,11 @@ class Session:
 
     def status(self) -> SessionStatus:
         """How the session does. Any thread may ask."""
-        exchange = self.exchange
+        attempt = self._attempt
+        exchange = attempt.exchange if attempt else None
+        waits = SessionState.RESTORING if attempt and attempt.greeted else SessionState.AWAY
         return SessionStatus(
-            up=exchange is not None,
+            state=SessionState.UP if exchange else waits,
             away_seconds=0.0 if exchange else self.clock() - self._away_since,
             lease_blocks=len(self.mirror.lease),
             taken_blocks=self.mirror.taken_total,
@@ -249,13 +271,3 @@ class Session:
             return None
         self.mirror.forget()
         return BooksLost(str(broken))
-
-    def _say_last_words(self) -> None:
-        deadline = self.clock() + self.limits.close
-        self.send()
-        try:
-            while (exchange := self.exchange) is not None and exchange.waiting and self.clock() < deadline:
-                self.pump(deadline - self.clock())
-        except (BooksTaken, BooksLost, BooksRefused):
-            # Nothing of ours is left at the KV manager.
-            return

@@ -10,7 +10,7 @@ from kvmanager.types import IndexKind
 from model_runner.engine_types import EngineState
 from services.cache_options import CacheOptions
 from tests.model_runner.toy_model import answer
-from tests.services.session.bad_channel import FakeClock, Faults, FakeServer
+from tests.services.session.bad_channel import FakeClock, FakeServer, Faults
 from tests.services.session.stepped_engine import Bench
 
 
