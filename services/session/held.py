@@ -76,4 +76,3 @@ class Held:
         self.sent = len(self.tokens)
         self.sent_computed = self.computed
         self.taken = []
-        self.wants = 0

@@ -260,7 +260,7 @@ class Mirror:
         if self.speaks and not held.asked:
             held.wants = max(held.wants, tokens)
             held.refused = None
-            self.orders.tell(held)
+            self.orders.ask(held)
 
     def _take(self, held: Held, count: int) -> None:
         """Takes spare blocks; an answer that brings others for the same place comes too late."""

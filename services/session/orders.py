@@ -13,31 +13,41 @@ from services.session.held import Held
 
 
 class OrderBook:
-    """Collects orders until a message takes them. News of sequences are gathered as long as nothing comes between."""
+    """Collects orders until a message takes them. News of sequences are gathered as long as nothing comes between.
+
+    What is asked for comes last, admissions last of all: so it finds the blocks that the message gives back, and what is
+    not wanted any more is not asked for.
+    """
 
     def __init__(self) -> None:
         self._orders: list[pb.SessionOrder] = []
         self._news: dict[int, Held] = {}
-        self._askers: list[Held] = []
+        self._askers: dict[int, Held] = {}
+        self._admits: list[pb.SessionOrder] = []
 
     @property
     def empty(self) -> bool:
-        return not self._orders and not self._news
+        return not (self._orders or self._news or self._askers or self._admits)
 
     def clear(self) -> None:
         """Forgets what is said otherwise."""
-        self._orders, self._news, self._askers = [], {}, []
+        self._orders, self._news, self._askers, self._admits = [], {}, {}, []
 
     def tell(self, held: Held) -> None:
-        """The sequence has news: tokens, computed ones, taken blocks, or a wish for room."""
+        """The sequence has news: tokens, computed ones, or taken blocks."""
         self._news[held.handle] = held
+
+    def ask(self, held: Held) -> None:
+        """The sequence wants room."""
+        self._askers[held.handle] = held
 
     def end(self, sequences: list[Held], preempted: bool) -> None:
         """They end, with their last news."""
         for held in sequences:
             self._news.pop(held.handle, None)
+            self._askers.pop(held.handle, None)
         self._close_news()
-        news, _ = _progress(sequences)
+        news = _progress(sequences)
         self._orders.append(pb.SessionOrder(end=pb.EndOrder(progress=news, preempted=preempted)))
 
     def fork(self, parent: Held, children: list[Held]) -> None:
@@ -51,22 +61,21 @@ class OrderBook:
         self._orders.append(pb.SessionOrder(fork=order))
 
     def admit(self, handle: int, request: AllocationRequest) -> None:
-        """A sequence is to begin; it must be the last order of its message."""
-        self._close_news()
-        self._orders.append(pb.SessionOrder(admit=_admit_order(handle, request)))
+        """A sequence is to begin."""
+        self._admits.append(pb.SessionOrder(admit=_admit_order(handle, request)))
 
     def take(self) -> tuple[list[pb.SessionOrder], list[Held]]:
         """The orders, and the sequences that ask for room in them."""
-        self._close_news()
-        orders, askers = self._orders, self._askers
+        askers = [held for held in self._askers.values() if held.wants]
+        self._news |= self._askers
+        self._close_news(asks=True)
+        orders = self._orders + self._admits
         self.clear()
         return orders, askers
 
-    def _close_news(self) -> None:
+    def _close_news(self, *, asks: bool = False) -> None:
         if self._news:
-            progress, askers = _progress(self._news.values())
-            self._orders.append(pb.SessionOrder(progress=progress))
-            self._askers += askers
+            self._orders.append(pb.SessionOrder(progress=_progress(self._news.values(), asks=asks)))
             self._news = {}
 
 
@@ -88,12 +97,11 @@ def _admit_order(handle: int, request: AllocationRequest) -> pb.AdmitOrder:
     )
 
 
-def _progress(sequences: Iterable[Held]) -> tuple[pb.Progress, list[Held]]:
-    """The news of sequences, which are sent from now on, and those that ask for room."""
-    handles, token_counts, computed, taken_counts, asks, table_counts = [], [], [], [], [], []
+def _progress(sequences: Iterable[Held], *, asks: bool = False) -> pb.Progress:
+    """The news of sequences, which are sent from now on, and what they ask for if this is the place to ask."""
+    handles, token_counts, computed, taken_counts, rooms, table_counts = [], [], [], [], [], []
     tokens: list[int] = []
     taken: list[int] = []
-    askers: list[Held] = []
     for held in sequences:
         fresh = held.tokens[held.sent :]
         handles.append(held.handle)
@@ -103,18 +111,17 @@ def _progress(sequences: Iterable[Held]) -> tuple[pb.Progress, list[Held]]:
         taken_counts.append(len(held.taken))
         taken.extend(held.taken)
         table_counts.append(held.taken_at if held.taken else len(held.blocks))
-        asks.append(max(1, held.wants - len(held.tokens) + 1) if held.wants else 0)
-        if held.wants:
-            askers.append(held)
+        rooms.append(max(1, held.wants - len(held.tokens) + 1) if asks and held.wants else 0)
         held.mark_sent()
-    progress = pb.Progress(
+        if asks:
+            held.wants = 0
+    return pb.Progress(
         handles=to_column(handles),
         token_counts=to_column(token_counts),
         computed_tokens=to_column(computed),
         taken_counts=to_column(taken_counts),
-        asks=to_column(asks),
+        asks=to_column(rooms),
         token_ids=to_column(tokens),
         taken_block_ids=to_column(taken),
         table_counts=to_column(table_counts),
     )
-    return progress, askers
