@@ -15,8 +15,8 @@ from services.session.held import Held
 class OrderBook:
     """Collects orders until a message takes them. News of sequences are gathered as long as nothing comes between.
 
-    What is asked for comes last, admissions last of all: so it finds the blocks that the message gives back, and what is
-    not wanted any more is not asked for.
+    What is asked for comes last, admissions last of all: so it finds the blocks that the message gives back, and what
+    is not wanted any more is not asked for.
     """
 
     def __init__(self) -> None:

@@ -17,6 +17,14 @@ def ids(column: bytes) -> list[int]:
     return from_column(column, "column").tolist()
 
 
+def _continues(prefix: tuple[int, ...], start: tuple[int, ...]) -> bool:
+    return len(prefix) > len(start) and prefix[: len(start)] == start
+
+
+Grants = list[tuple[int, int, list[int]]]
+"""Handle, first index, and blocks of each."""
+
+
 @dataclass
 class NaiveSequence:
     name: str
@@ -55,10 +63,7 @@ class NaiveManager:
         leaves = [
             block
             for block in sorted(self.idle())
-            if not any(
-                len(each) > len(self.contents[block]) and each[: len(self.contents[block])] == self.contents[block]
-                for each in prefixes
-            )
+            if not any(_continues(prefix, self.contents[block]) for prefix in prefixes)
         ]
         if not leaves:
             return None
@@ -98,7 +103,7 @@ class NaiveManager:
         answer = pb.SessionAnswer(number=step.number)
         for block in ids(step.returned_block_ids):
             self.lease.remove(block)
-        grants: list[tuple[int, int, list[int]]] = []
+        grants: Grants = []
         for order in step.orders:
             match order.WhichOneof("order"):
                 case "progress":
@@ -123,7 +128,7 @@ class NaiveManager:
         self.forgotten = []
         return answer
 
-    def _progress(self, told: pb.Progress, grants: list[tuple[int, int, list[int]]], answer: pb.SessionAnswer) -> None:
+    def _progress(self, told: pb.Progress, grants: Grants, answer: pb.SessionAnswer) -> None:
         tokens, taken = ids(told.token_ids), ids(told.taken_block_ids)
         columns = (
             told.handles,
@@ -151,38 +156,30 @@ class NaiveManager:
         assert not tokens
         assert not taken
 
-    def _grow(
-        self,
-        handle: int,
-        each: NaiveSequence,
-        ahead: int,
-        grants: list[tuple[int, int, list[int]]],
-        answer: pb.SessionAnswer,
-    ) -> None:
-        before = each.blocks[:]
+    def _grow(self, handle: int, each: NaiveSequence, ahead: int, grants: Grants, answer: pb.SessionAnswer) -> None:
+        table = each.blocks[:]
         first = each.computed // self.size
-        shared = [index for index in range(first, len(before)) if self.held().count(before[index]) > 1]
-        missing = -(-(len(each.tokens) + ahead) // self.size) - len(before)
+        shared = [index for index in range(first, len(table)) if self.held().count(table[index]) > 1]
+        start = min([len(table), *shared])
+        missing = max(0, -(-(len(each.tokens) + ahead) // self.size) - len(table))
         fresh: list[int] = []
-        for _ in range(len(shared) + max(0, missing)):
+        for _ in range(len(shared) + missing):
             block = self.take()
             if block is None:
+                each.blocks = table
                 answer.refusals.append(pb.Refusal(handle=handle, reason="POOL_SHORT", sentence="full"))
                 return
             fresh.append(block)
-            # Taken: nobody else may get it.
+            # So that it is not taken again.
             each.blocks.append(block)
-        each.blocks = before
         for index in shared:
+            source, target = table[index], fresh.pop(0)
             filled = each.computed - index * self.size
-            target = fresh.pop(0)
             if filled > 0:
-                answer.grants.copies.append(
-                    pb.BlockCopy(source_block_id=before[index], target_block_id=target, num_tokens=filled)
-                )
-            each.blocks[index] = target
-        each.blocks += fresh
-        start = min([len(before), *shared])
+                copy = pb.BlockCopy(source_block_id=source, target_block_id=target, num_tokens=filled)
+                answer.grants.copies.append(copy)
+            table[index] = target
+        each.blocks = table + fresh
         if each.blocks[start:]:
             grants.append((handle, start, each.blocks[start:]))
 
