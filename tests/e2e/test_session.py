@@ -196,9 +196,9 @@ def test_a_dead_runner_leaves_a_whole_pool_to_the_next(tmp_path: Path, threads: 
         epoch = stack.pool().epoch
         assert stack.runner is not None
         assert_kill(stack.runner)
-        dead_since = time.monotonic()
         wait_until("the whole pool", lambda: stack.pool().occupancy.held_blocks == 0)
-        assert time.monotonic() - dead_since < 5, "the silence was waited for, and not the end of the stream"
+        # The end of the stream was enough: no silence had to be waited for.
+        assert stack.kv_samples()['octavo_kv_sessions_ended_total{cause="stream"}'] == 1
         assert stack.pool().occupancy.sequences == 0
         assert set(streams.failures()) == {"UNAVAILABLE"}
         stack.start_runner()
