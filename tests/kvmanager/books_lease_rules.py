@@ -11,7 +11,7 @@ from kvmanager.types import Append, CacheScope, EvictionKind
 from tests.kvmanager.books_operator_rules import OperatorRules
 from tests.kvmanager.books_port import InProcessPort
 from tests.kvmanager.books_prompts import NUMBERS, TOKENS
-from tests.kvmanager.held import assert_equal_books, holdings_of, leaves_by_use
+from tests.kvmanager.held import assert_equal_books, assert_given_up_in_the_same_order, holdings_of
 
 
 class LeaseRules(OperatorRules):
@@ -103,7 +103,7 @@ class LeaseRules(OperatorRules):
             tokens, scope = prompt.tokens, prompt.scope
             assert restored.lookup(tokens, scope).cached_tokens == pool.lookup(tokens, scope).cached_tokens
         if self.spec.eviction is EvictionKind.LRU and not watcher.pins and not watcher.priorities:
-            assert leaves_by_use(restored) == leaves_by_use(pool)
+            assert_given_up_in_the_same_order(pool, restored)
 
     def any_spans(self) -> bool:
         prompts = [sequence.prompt for sequence in self.model.live.values()]
