@@ -67,7 +67,7 @@ class LeaseRules(OperatorRules):
         key = self.pick(name)
         sequence = self.model.live[key]
         item = Append(key, (), sequence.computed, ask - 1)
-        error = self.expect_append([item])
+        error = self.expect_append([item], writes=True)
         before = self.shown()
         self.expired_at = self.now
         grants, refused = self.port.progress([(key, (), sequence.computed, 0, (), ask)])
@@ -82,7 +82,7 @@ class LeaseRules(OperatorRules):
         sequence.ready = sequence.computed
         self.watch()
         self.see_names()
-        self.check_own_writes(item)
+        self.check_own_writes(item, writes=True)
 
     @precondition(lambda self: isinstance(self.port, InProcessPort))
     @rule()

@@ -152,6 +152,28 @@ def test_an_ask_makes_a_shared_tail_the_sequences_own():
     assert right(pool)
 
 
+def test_an_ask_with_all_computed_is_for_the_write_that_comes_next():
+    pool = pool_of()
+    prefill(pool, "a", [1] * 6)
+    pool.fork("a", ["b"])
+    grants, _ = pool.progress([news(pool, "a", ask=1)])
+    assert grants == [Grant("a", 1, (3,), (BlockCopy(2, 3, 2),))]
+    pool.progress([news(pool, "a", [2])])
+    pool.progress([news(pool, "a", computed=7)])
+    assert right(pool)
+
+
+def test_a_block_that_holds_something_else_is_not_filled_without_an_ask():
+    pool = pool_of()
+    prefill(pool, "a", [1] * 8)
+    pool.truncate("a", 6)
+    pool.progress([news(pool, "a", [2, 2])])
+    with pytest.raises(InvalidArgument, match="block 2, which holds others"):
+        pool.progress([news(pool, "a", computed=8)])
+    assert pool.sequence("a").computed == 6
+    assert right(pool)
+
+
 WRONG = {
     "computed tokens shrink": {"computed": 3},
     "computed beyond what is known": {"tokens": [1], "computed": 8, "entries": 2, "taken": [1]},
