@@ -47,6 +47,7 @@ class Mirrored:
     tokens: list[int]
     blocks: list[int]
     computed: int
+    cached: int = 0
     owns_tail: bool = True
     asked: int = 0
     deaf: bool = False
@@ -117,7 +118,7 @@ class ScriptedRunner:
         for admitted in answer.admitted:
             tokens = self._begun.pop(admitted.handle)
             blocks = list(from_column(admitted.block_ids, "blocks"))
-            self.live[admitted.handle] = Mirrored(tokens, blocks, admitted.cached_tokens)
+            self.live[admitted.handle] = Mirrored(tokens, blocks, admitted.cached_tokens, admitted.cached_tokens)
         for handle in refused:
             self._begun.pop(handle, None)
         self.lease += from_column(answer.lease_block_ids, "lease")
@@ -131,6 +132,7 @@ class ScriptedRunner:
                 token_ids=to_column(each.tokens),
                 block_ids=to_column(each.blocks),
                 computed_tokens=each.computed,
+                cached_tokens=each.cached,
             )
             for handle, each in self.live.items()
         ]
@@ -183,7 +185,7 @@ class ScriptedRunner:
         parent = self._random.choice(self._quiet())
         each, child = self.live[parent], self._handle()
         each.owns_tail = False
-        self.live[child] = Mirrored(each.tokens[:], each.blocks[:], each.computed, owns_tail=False)
+        self.live[child] = Mirrored(each.tokens[:], each.blocks[:], each.computed, each.cached, owns_tail=False)
         fork = pb.ForkOrder(parent_handle=parent, child_ids=[f"s{child}"], child_handles=to_column([child]))
         return [pb.SessionOrder(fork=fork)]
 
@@ -194,7 +196,7 @@ class ScriptedRunner:
         each = self.live[handle]
         kept = self._random.randrange(1, len(each.tokens) + 1)
         del each.tokens[kept:], each.blocks[-(-kept // SIZE) :]
-        each.computed, each.owns_tail = min(each.computed, kept), False
+        each.computed, each.cached, each.owns_tail = min(each.computed, kept), min(each.cached, kept), False
         return [pb.SessionOrder(truncate=pb.TruncateOrder(handle=handle, num_tokens=kept))]
 
     def _ends(self) -> list[pb.SessionOrder]:
