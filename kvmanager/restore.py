@@ -186,7 +186,8 @@ class RestorablePool(Pool):
             if not run.first or pool.index.owner(run.chain.names[run.first - 1]):
                 # The blocks before the first are not looked at.
                 pool.publish([NO_BLOCK] * run.first + run.blocks, run.chain, run.first, last)
-        pool.release(_by_use(cached, idle))
+        for blocks in _by_use(cached, idle):
+            pool.release(blocks)
         pool.note_forgotten([block for part in cached for block in part.block_ids if not pool.index.names[block]])
 
 
@@ -199,12 +200,18 @@ def _name_before(chain: HashChain, index: int) -> bytes:
     return chain.name(index - 1) if index else NO_NAME
 
 
-def _by_use(cached: Seq[HeldCache], idle: list[int]) -> list[int]:
-    """`idle`, the least recently used first: a block was used when the last that continues it was, and follows it."""
+def _by_use(cached: Seq[HeldCache], idle: list[int]) -> list[list[int]]:
+    """`idle` by time of use, the earliest first, each time's with the last of a chain first.
+
+    A block was used when the last that continues it was.
+    """
     order = [pair for part in cached for pair in zip(part.block_ids, part.parents, strict=True)]
     used = {block: time for time, (block, _) in enumerate(order)}
     place = dict(used)
     for block, parent in reversed(order):
         if parent in used:
             used[parent] = max(used[parent], used[block])
-    return sorted(idle, key=lambda block: (used[block], -place[block]))
+    by_time: dict[int, list[int]] = {}
+    for block in sorted(idle, key=place.__getitem__, reverse=True):
+        by_time.setdefault(used[block], []).append(block)
+    return [by_time[time] for time in sorted(by_time)]

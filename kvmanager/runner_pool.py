@@ -117,9 +117,24 @@ class RunnerPool(RestorablePool):
                 )
             if computed > told:
                 self._check_own_writes(sequence, told, min(computed, own * size))
+            if computed // size > sequence.computed // size:
+                self._check_names(sequence, min(computed, told) // size)
         if len({row[0].sequence_id for row in news}) < len(news):
             raise InvalidArgument("a sequence is named twice; put all its news into one entry")
         self._check_leased(all_taken)
+
+    def _check_names(self, sequence: Sequence, last: int) -> None:
+        """Refuses to fill blocks before index `last` that hold something else: it was written without an ask."""
+        names = self.block_pool.index.names
+        for index in range(sequence.computed // self.spec.block_size, min(last, len(sequence.blocks))):
+            name = names[sequence.blocks[index]]
+            if name and name != sequence.chain.name(index):
+                raise InvalidArgument(
+                    f"sequence {sequence.sequence_id!r} says that it computed tokens in block "
+                    f"{sequence.blocks[index]}, which holds others; after a fork or a truncate, ask before the next "
+                    "write",
+                    block=sequence.blocks[index],
+                )
 
     def _check_entries(self, sequence: Sequence, entries: int) -> int:
         """Refuses blocks behind a table that the sequence doesn't have, or in the place of what is computed."""
@@ -163,10 +178,8 @@ class RunnerPool(RestorablePool):
         added = max(0, num_blocks - len(sequence.blocks))
         if added:
             self._check_fits(sequence.sequence_id, room, num_blocks, sequence.tenant)
-        foreign: list[int] = []
-        copies = 0
-        if computed < room:
-            foreign, copies = self._foreign_writes(sequence, computed, {}, {})
+        # All that is known may be computed: what is told next will be written there without another ask.
+        foreign, copies = self._foreign_writes(sequence, computed, {}, {})
         needed = added + copies
         if needed:
             self._check_available(needed, 0)

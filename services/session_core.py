@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +17,9 @@ from services import kv_wire as wire
 from services import session_wire
 from services.columns import from_column
 from services.session_orders import SessionOrders
+
+KEPT_ANSWERS: Final = 8
+"""More than a runner has steps without an answer."""
 
 MAX_HOLDINGS_BYTES: Final = 1 << 30
 """Of the parts of a restore together."""
@@ -80,7 +84,7 @@ class SessionCore:
         self._silence_seconds = silence_seconds
         self._restore: _Restore | None = None
         self._orders: SessionOrders | None = None
-        self._answer: pb.SessionResponse | None = None
+        self._answers: deque[pb.SessionResponse] = deque(maxlen=KEPT_ANSWERS)
         self._number = 0
         self.pool_id = ""
         self.epoch = 0
@@ -155,19 +159,25 @@ class SessionCore:
     def _step(self, step: pb.SessionStep, orders: SessionOrders) -> list[pb.SessionResponse]:
         pool = self._manager.session_pool(self.pool_id, self.epoch)
         self._check_epoch(step.epoch)
-        if step.number == self._number and self._answer is not None:
-            self._counts.resent += 1
-            return [self._answer]
         if step.number <= self._number:
-            self._counts.dropped += 1
-            return []
+            return self._again(step.number)
         if step.number > self._number + 1:
             self._counts.gaps += 1
             return [pb.SessionResponse(gap=pb.SessionGap(expected_number=self._number + 1))]
         self._counts.steps += 1
         answer = pb.SessionResponse(answer=orders.carry_out(pool, step))
-        self._number, self._answer = step.number, answer
+        self._number = step.number
+        self._answers.append(answer)
         return [answer]
+
+    def _again(self, number: int) -> list[pb.SessionResponse]:
+        """The answer to a step that was carried out before; nothing when that is too long ago."""
+        age = self._number - number
+        if age >= len(self._answers):
+            self._counts.dropped += 1
+            return []
+        self._counts.resent += 1
+        return [self._answers[-1 - age]]
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:

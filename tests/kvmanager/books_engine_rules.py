@@ -19,8 +19,12 @@ RETENTIONS = st.sampled_from(
 )
 
 
-def planned(model: NaiveBooks, names: dict[int, bytes], continued: set[bytes], appends: Sequence[Append]) -> Counter:
+def planned(
+    model: NaiveBooks, names: dict[int, bytes], continued: set[bytes], appends: Sequence[Append], writes: bool
+) -> Counter:
     """Blocks that appends need, by salt: growth, and a copy for what will be written but is not the sequence's own.
+
+    writes: something will be written even where all that is known is computed.
 
     The last holder of a block may keep it: if nobody can find it, or if the name can go, or goes on to an equal block.
     """
@@ -32,7 +36,7 @@ def planned(model: NaiveBooks, names: dict[int, bytes], continued: set[bytes], a
         salt = sequence.prompt.scope.salt
         room = len(sequence.prompt.tokens) + len(item.token_ids) + item.lookahead_tokens
         needed[salt] += max(0, model.blocks_for(room) - len(sequence.table))
-        if item.computed_tokens >= room:
+        if item.computed_tokens >= room and not writes:
             continue
         for block in sequence.table[item.computed_tokens // model.size :]:
             name = names.get(block, b"")
@@ -227,10 +231,10 @@ class EngineRules(BooksChecks):
             usage = self.port.tenant_usage(sequence.prompt.scope.salt)
             assert not usage.quota_blocks or usage.held_blocks + usage.cached_blocks <= usage.quota_blocks
 
-    def expect_append(self, appends: Sequence[Append]) -> type[KvError] | None:
+    def expect_append(self, appends: Sequence[Append], writes: bool = False) -> type[KvError] | None:
         model = self.model
         continued = set(self.watcher.parents.values()) | self.watcher.pinned(self.now)
-        needed = planned(model, self.names, continued, appends)
+        needed = planned(model, self.names, continued, appends, writes)
         for item in appends:
             sequence = model.live[item.sequence_id]
             room = len(sequence.prompt.tokens) + len(item.token_ids) + item.lookahead_tokens
@@ -249,12 +253,12 @@ class EngineRules(BooksChecks):
         full = sequence.computed // self.spec.block_size
         self.watcher.learn(sequence.prompt, sequence.prompt.names(full, self.model.algorithm))
 
-    def check_own_writes(self, item: Append) -> None:
+    def check_own_writes(self, item: Append, writes: bool = False) -> None:
         """What the runner writes next is its own: nobody else holds it, and nobody can find it."""
         sequence = self.model.live[item.sequence_id]
         room = len(sequence.prompt.tokens) + item.lookahead_tokens
         assert len(sequence.table) >= self.model.blocks_for(room)
-        if sequence.computed < room:
+        if sequence.computed < room or writes:
             for block in sequence.table[sequence.computed // self.spec.block_size :]:
                 assert self.model.count(block) == 1, "a block that will be written has another holder"
                 assert block not in self.names, "a block that will be written can be hit"

@@ -11,7 +11,7 @@ from kvmanager.types import Append, CacheScope, EvictionKind
 from tests.kvmanager.books_operator_rules import OperatorRules
 from tests.kvmanager.books_port import InProcessPort
 from tests.kvmanager.books_prompts import NUMBERS, TOKENS
-from tests.kvmanager.held import assert_equal_books, holdings_of, leaves_by_use
+from tests.kvmanager.held import assert_equal_books, assert_given_up_in_the_same_order, holdings_of
 
 
 class LeaseRules(OperatorRules):
@@ -67,7 +67,7 @@ class LeaseRules(OperatorRules):
         key = self.pick(name)
         sequence = self.model.live[key]
         item = Append(key, (), sequence.computed, ask - 1)
-        error = self.expect_append([item])
+        error = self.expect_append([item], writes=True)
         before = self.shown()
         self.expired_at = self.now
         grants, refused = self.port.progress([(key, (), sequence.computed, 0, (), ask)])
@@ -82,7 +82,7 @@ class LeaseRules(OperatorRules):
         sequence.ready = sequence.computed
         self.watch()
         self.see_names()
-        self.check_own_writes(item)
+        self.check_own_writes(item, writes=True)
 
     @precondition(lambda self: isinstance(self.port, InProcessPort))
     @rule()
@@ -103,7 +103,7 @@ class LeaseRules(OperatorRules):
             tokens, scope = prompt.tokens, prompt.scope
             assert restored.lookup(tokens, scope).cached_tokens == pool.lookup(tokens, scope).cached_tokens
         if self.spec.eviction is EvictionKind.LRU and not watcher.pins and not watcher.priorities:
-            assert leaves_by_use(restored) == leaves_by_use(pool)
+            assert_given_up_in_the_same_order(pool, restored)
 
     def any_spans(self) -> bool:
         prompts = [sequence.prompt for sequence in self.model.live.values()]
