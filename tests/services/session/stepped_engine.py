@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from model_runner.books import PoolFacts
-from model_runner.engine import Engine
+from model_runner.engine import RETRY_SECONDS, Engine
 from model_runner.engine_types import EngineOptions, EngineState, Failure
 from model_runner.request import Chunk, GenerateRequest, SamplingParams, StopConditions
 from model_runner.scheduler import SchedulerLimits
@@ -32,8 +32,10 @@ class SteppedEngine(Engine):
         self.clock.now += self._patience()
         self._books.flush()
 
-    def _sleep(self, seconds: float) -> None:
-        self.clock.now += seconds
+    def _open_books(self) -> None:
+        super()._open_books()
+        if not self._has_books:
+            self.clock.now += RETRY_SECONDS
 
     def turn(self) -> bool:
         """One turn of the loop; it takes STEP_SECONDS."""
