@@ -117,9 +117,12 @@ class Mirror:
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
         """Gives children the parent's tokens and blocks.
 
-        Raises BrokenMirror while an answer may change them, ValueError for an unknown parent.
+        Raises BrokenMirror while an answer may change them; ValueError for an unknown parent, and for one that has told
+        tokens without getting the room for them.
         """
         parent = self._held(parent_id)
+        if parent.told < len(parent.tokens):
+            raise ValueError(f"{parent_id!r} has told {len(parent.tokens)} tokens, and has room for {parent.told}")
         if parent.asked or parent.wants:
             raise BrokenMirror(f"sequence {parent_id!r} was forked while it asked for room")
         parent.forked = True

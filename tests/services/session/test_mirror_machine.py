@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from model_runner.books import Admission, AllocationRequest, SequenceUpdate
 from services.session.check import violations
 from services.session.exchange import Exchange
-from services.session.mirror import Mirror
+from services.session.mirror import BrokenMirror, Mirror
 from services.session.report import holdings
 from tests.services.session.naive_manager import NaiveManager
 
@@ -104,7 +105,15 @@ class MirrorMachine(RuleBasedStateMachine):
     def fork(self, data: st.DataObject, children: int) -> None:
         name = self.pick(data)
         held = self.mirror.live[name]
-        if held.asked or held.wants or len(self.mirror.live) > 5 or held.computed != len(self.tokens[name]) - 1:
+        if len(self.mirror.live) > 5 or held.computed != len(self.tokens[name]) - 1:
+            return
+        if held.told < len(held.tokens):
+            with pytest.raises(ValueError, match="has told"):
+                self.mirror.fork(name, ["child"])
+            return
+        if held.asked or held.wants:
+            with pytest.raises(BrokenMirror):
+                self.mirror.fork(name, ["child"])
             return
         names = [f"{name}.{self.names + index}" for index in range(1, children + 1)]
         self.names += children
