@@ -74,9 +74,10 @@ class SessionBooks:
             self._opened = self._begin(facts)
         session = self._opened
         session.mirror.end([SequenceUpdate(name, (), 0) for name in session.mirror.live], preempted=True)
-        deadline = self._clock() + self._limits.admit
         session.pump()
-        while session.exchange is None and self._clock() < deadline:
+        for _ in range(round(self._limits.admit / _POLL_SECONDS)):
+            if session.exchange is not None:
+                return
             if not session.is_connected:
                 session.wait(_POLL_SECONDS)
             session.pump(_POLL_SECONDS if session.is_connected else 0.0)
