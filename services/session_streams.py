@@ -70,6 +70,7 @@ class SessionStreams:
         stream = _Stream(SessionCore(self._manager, self.counts, self._silence_seconds), self._silence_seconds)
         self._streams.add(stream)
         pump = asyncio.create_task(stream.pump(requests))
+        pump.add_done_callback(stream.pump_ended)
         cause = "stream"
         try:
             while (request := await stream.next()) is not None:
@@ -128,6 +129,7 @@ class _Stream:
         self.core = core
         self._silence_seconds = silence_seconds
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX_MESSAGES)
+        self._all_said = False
         self._failure: KvError | None = None
         self._loop = asyncio.get_running_loop()
         self._heard = self._loop.time()
@@ -138,10 +140,18 @@ class _Stream:
         async for request in requests:
             self._heard = self._loop.time()
             await self._inbox.put(request)
-        await self._inbox.put(None)
+
+    def pump_ended(self, pump: asyncio.Task[None]) -> None:
+        """The runner says no more, or its connection is gone: what is in the inbox is the last of it."""
+        if not pump.cancelled() and (error := pump.exception()) is not None:
+            structlog.get_logger().debug("session stream lost", error=repr(error))
+        self._all_said = True
+        self._wake()
 
     async def next(self) -> object:
         """The next message; None at the end of the stream. Raises what the stream was failed with."""
+        if self._all_said and self._inbox.empty() and self._failure is None:
+            return None
         message = await self._inbox.get()
         if self._failure is not None:
             raise self._failure
@@ -150,8 +160,7 @@ class _Stream:
     def fail(self, failure: KvError) -> None:
         """Lets next() raise a failure; the first one counts."""
         self._failure = self._failure or failure
-        if self._inbox.empty():
-            self._inbox.put_nowait(None)
+        self._wake()
 
     def check_alive(self) -> None:
         """Fails the stream if its session was ended from elsewhere."""
@@ -163,6 +172,11 @@ class _Stream:
     def close(self) -> None:
         """Stops the watch for silence."""
         self._timer.cancel()
+
+    def _wake(self) -> None:
+        """Lets next() look, if it waits."""
+        if self._inbox.empty():
+            self._inbox.put_nowait(None)
 
     def _watch(self, due: float) -> asyncio.TimerHandle:
         return self._loop.call_at(due, self._look, due)
