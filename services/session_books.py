@@ -60,7 +60,7 @@ class SessionBooks:
         self._cache = cache
         self._lease_blocks = lease_blocks
         self._limits = limits or SessionLimits()
-        self._watch = watch or SilentWatch()
+        self._watch = SilentWatch() if watch is None else watch
         self._clock = clock
         self._opened: Session | None = None
         self._waited = 0.0
