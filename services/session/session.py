@@ -137,9 +137,13 @@ class Session:
                 self._advance(seconds)
             except (LinkBroken, AnswersLost, BrokenMirror) as error:
                 self.give_up(error)
-        due, self._error = self._error, None
-        if due is not None:
-            raise due
+        due = self._error
+        if due is None:
+            return
+        # A pool that another runner has is never taken back.
+        if not isinstance(due, BooksTaken):
+            self._error = None
+        raise due
 
     def send(self) -> None:
         """Says what there is to say, if it may be said now."""
