@@ -32,13 +32,14 @@ from model_runner.books import CopyOrder
 from model_runner.engine import Engine
 from model_runner.engine_types import Delivery, EngineState, Executor, Failure
 from model_runner.request import Chunk, GenerateRequest, SamplingParams, StopConditions
-from services.books_client import GrpcBooks
 from services.config import ModelRunnerSettings
 from services.endpoint import open_endpoint
 from services.model_setup import Setup, set_up_model
 from services.runner_metrics import RunnerMetrics
 from services.runner_process import KIND
 from services.runner_service import ModelRunnerServicer, ServedModel
+from services.session.link import GrpcLink
+from services.session_books import SessionBooks
 from services.streams import Streams
 
 FIRST_STEPS = 5
@@ -183,7 +184,7 @@ class Bench:
 
     @contextmanager
     def _engine(self, deliver: Delivery, pool: str, registry: CollectorRegistry) -> Iterator[Engine]:
-        books = GrpcBooks(self._kv_address, pool_id=pool)
+        books = SessionBooks(partial(GrpcLink, self._kv_address), pool_id=pool)
         metrics = RunnerMetrics(registry, lambda: 0, lambda: 0)
         setup = self._setup
         engine = Engine(self._watch, books, setup.tokenizer, setup.options, deliver, observer=metrics)

@@ -182,6 +182,7 @@ class BlockPool(CachedBlocks):
         name = self.index.names[block]
         parent = self.index.withdraw(block)
         self.policy.forget(block)
+        self.note_forgotten([block])
         heir = self.index.owner(name)
         if heir:
             self._move_marks(block, heir)
@@ -204,6 +205,7 @@ class BlockPool(CachedBlocks):
         for tenant in self.tenants.everyone():
             tenant.cached = tenant.pinned = 0
         self.cached = 0
+        self.note_forgotten(forgotten)
         self.events.cleared()
         return len(forgotten)
 

@@ -23,6 +23,7 @@ class CachedBlocks:
         "cached",
         "counts",
         "events",
+        "forgotten",
         "free",
         "index",
         "kept",
@@ -49,6 +50,8 @@ class CachedBlocks:
         self.tenants = Tenants()
         self.totals = totals
         self.events = events
+        self.forgotten: set[int] | None = None
+        """Blocks whose names went since a runner was last told; None while none listens."""
         self.cached = 0
         """Derived; check() recomputes it."""
 
@@ -66,6 +69,7 @@ class CachedBlocks:
             tenant.pinned -= 1
         self.events.removed((self.index.names[block],))
         self.policy.forget(block)
+        self.note_forgotten([block])
         self._offer_leaf(self._give_up(block, tenant))
         self.totals.removed_blocks += 1
 
@@ -95,6 +99,11 @@ class CachedBlocks:
             for block in [*self.policy.offered(), *self.kept.members()]:
                 if self.tenants.owner(block) is tenant:
                     tenant.victims.offer(block, self.priorities.get(block, 0), self.policy.released_at(block))
+
+    def note_forgotten(self, blocks: list[int]) -> None:
+        """Blocks that can't be hit any more; at most all of the pool wait to be told."""
+        if self.forgotten is not None:
+            self.forgotten.update(blocks)
 
     def _evict(self, count: int, tenant: Tenant | None = None) -> None:
         """Gives up `count` blocks, of one tenant under a quota or of all.
@@ -127,6 +136,7 @@ class CachedBlocks:
         if block:
             self._enter(block, self.tenants.owner(block))
         self.cached -= count
+        self.note_forgotten(self.free[len(self.free) - count :])
         self.totals.evicted_blocks += count
         self.events.removed(tuple(removed))
 
@@ -196,6 +206,7 @@ class CachedBlocks:
         self._move_marks(owner, block)
         self.cached -= 1
         tenant.cached -= 1
+        self.note_forgotten([owner])
         self._to_free(owner)
 
     def _free_duplicate(self, block: int) -> bool:
@@ -204,6 +215,7 @@ class CachedBlocks:
         self.index.withdraw(block)
         self.policy.forget(block)
         self._move_marks(block, self.index.owner(name))
+        self.note_forgotten([block])
         self._to_free(block)
         return False
 

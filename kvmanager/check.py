@@ -17,10 +17,10 @@ from kvmanager.types import NULL_BLOCK
 Live = Mapping[str, Sequence]
 
 
-def check_pool(blocks: BlockPool, live: Live, table_entries: int, promised_pins: int) -> list[str]:
+def check_pool(blocks: BlockPool, live: Live, leased: list[int], table_entries: int, promised_pins: int) -> list[str]:
     """One sentence for each contradiction; none when the books are right. Changes nothing."""
     return [
-        *_check_counts(blocks, live, table_entries),
+        *_check_counts(blocks, live, leased, table_entries),
         *_check_states(blocks),
         *_check_sums(blocks),
         *_check_index(blocks),
@@ -32,9 +32,10 @@ def check_pool(blocks: BlockPool, live: Live, table_entries: int, promised_pins:
     ]
 
 
-def _check_counts(blocks: BlockPool, live: Live, table_entries: int) -> list[str]:
+def _check_counts(blocks: BlockPool, live: Live, leased: list[int], table_entries: int) -> list[str]:
     entries = Counter(chain.from_iterable([sequence.blocks for sequence in live.values()]))
-    wrong: list[str] = []
+    wrong = [f"block {block} is in the lease and in a block table" for block in leased if block in entries]
+    entries.update(leased)
     if (total := entries.total()) != table_entries:
         wrong.append(f"{total} block-table entries exist, but {table_entries} are counted")
     if NULL_BLOCK in entries:

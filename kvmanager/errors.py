@@ -69,6 +69,24 @@ class PoolDiffers(KvError):
     reason: ClassVar[str] = "POOL_DIFFERS"
 
 
+class SessionTaken(KvError):
+    """Another opening of the pool has ended the session."""
+
+    reason: ClassVar[str] = "STALE_EPOCH"
+
+
+class SessionSilent(KvError):
+    """Nothing was heard of the runner for too long."""
+
+    reason: ClassVar[str] = "SESSION_SILENT"
+
+
+class KvManagerStopping(KvError):
+    """The process ends; another one may follow."""
+
+    reason: ClassVar[str] = "STOPPING"
+
+
 class StaleEpoch(KvError):
     """The caller speaks for an opening of the pool that is over."""
 

@@ -13,6 +13,7 @@ from kvmanager.errors import InvalidArgument, UnknownSequence
 from kvmanager.events import EventKind, EventLog, IndexEvent
 from kvmanager.hashing import HashChain
 from kvmanager.hit_window import HitWindow
+from kvmanager.lease import Lease
 from kvmanager.lru import LruEviction
 from kvmanager.policy import EvictionPolicy
 from kvmanager.prefix_index import NO_NAME, CheckedHashIndex, HashIndex, NoIndex, PrefixIndex
@@ -63,8 +64,9 @@ class Ledger:
             spec.num_blocks, spec.block_size, _policy(spec), _index(spec), self.totals, self.events
         )
         self.live: dict[str, Sequence] = {}
+        self.lease = Lease()
         self.table_entries = 0
-        """Entries of all block tables; equals the sum of all counts."""
+        """Entries of all block tables, the lease among them; equals the sum of all counts."""
         self.promised_pins = 0
         """Blocks that live sequences will pin when they end."""
 
@@ -120,6 +122,7 @@ class Ledger:
             blocks.held * self.spec.block_size,
             len(self.live),
             blocks.pins.idle,
+            len(self.lease),
         )
 
     def tenant_usage(self, salt: str = "") -> TenantUsage:
@@ -151,7 +154,8 @@ class Ledger:
 
     def check(self) -> CheckReport:
         """Recomputes everything that is derived and compares; O(blocks + table entries)."""
-        violations = check_pool(self.block_pool, self.live, self.table_entries, self.promised_pins)
+        leased = self.lease.members()
+        violations = check_pool(self.block_pool, self.live, leased, self.table_entries, self.promised_pins)
         return CheckReport(tuple(violations), self.spec.num_blocks, len(self.live))
 
     def imbalance(self) -> int:

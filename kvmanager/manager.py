@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from kvmanager.errors import PoolDiffers, StaleEpoch, UnknownPool
+from kvmanager.errors import PoolDiffers, SessionTaken, StaleEpoch, UnknownPool
 from kvmanager.events import EventLog
 from kvmanager.ledger import Clock, no_time
-from kvmanager.pool import Pool
+from kvmanager.runner_pool import RunnerPool
 from kvmanager.types import PoolSpec
 from kvmanager.validation import check_id
 
@@ -19,14 +20,17 @@ class Opening:
 
     epoch: int
     created: bool
-    pool: Pool
+    pool: RunnerPool
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
+    """over: a session has ended, and nobody speaks for this epoch any more."""
+
     epoch: int
     runner_id: str
-    pool: Pool
+    pool: RunnerPool
+    over: bool = False
 
 
 class KvManager:
@@ -43,6 +47,8 @@ class KvManager:
         self._epoch_base = epoch_base
         self._open: dict[str, _Open] = {}
         self._last_epoch: dict[str, int] = {}
+        self.on_epoch_over: Callable[[str], None] | None = None
+        """Called with a pool's id when it is opened anew or closed; it must not raise."""
 
     def open_pool(self, pool_id: str, spec: PoolSpec, runner_id: str) -> Opening:
         """Opens a pool for the runner process `runner_id`.
@@ -50,24 +56,58 @@ class KvManager:
         The same runner with the same facts gets what it has. Another runner gets an empty pool under the next epoch,
         for the K/V went with the process that computed it. Other facts: PoolDiffers.
         """
-        check_id("a pool id", pool_id)
-        check_id("a runner id", runner_id)
+        known = self._check_opening(pool_id, spec, runner_id)
+        if known is not None and known.runner_id == runner_id and not known.over:
+            return Opening(known.epoch, False, known.pool)
+        return self._open_anew(pool_id, spec, runner_id)
+
+    def open_session(self, pool_id: str, spec: PoolSpec, runner_id: str, *, restores: bool = False) -> Opening:
+        """Opens an empty pool under the next epoch, whoever had it before. Raises PoolDiffers.
+
+        restores: the runner had it before, so that another one that has opened it meanwhile keeps it (SessionTaken).
+        """
+        known = self._check_opening(pool_id, spec, runner_id)
+        if restores and known is not None and known.runner_id != runner_id:
+            raise SessionTaken(
+                f"pool {pool_id!r} was opened by another runner since, under epoch {known.epoch}",
+                pool_id=pool_id,
+                epoch=known.epoch,
+            )
+        opening = self._open_anew(pool_id, spec, runner_id)
+        opening.pool.listen()
+        return opening
+
+    def session_pool(self, pool_id: str, epoch: int) -> RunnerPool:
+        """The pool of a session. Raises SessionTaken when another opening has followed, UnknownPool."""
+        known = self._known(pool_id)
+        if known.epoch != epoch or known.over:
+            raise SessionTaken(
+                f"pool {pool_id!r} is in epoch {known.epoch}, and this session speaks for epoch {epoch}: "
+                "another opening has taken the pool",
+                pool_id=pool_id,
+                epoch=known.epoch,
+                caller_epoch=epoch,
+            )
+        return known.pool
+
+    def end_session(self, pool_id: str, epoch: int) -> int:
+        """Ends the sequences of a session, and its epoch; the cached blocks stay until the next opening.
+
+        Returns how many sequences it ended: none when another opening has followed, or the pool is closed.
+        """
         known = self._open.get(pool_id)
-        if known is not None:
-            self._check_facts(pool_id, known.pool.spec, spec)
-            if known.runner_id == runner_id:
-                return Opening(known.epoch, False, known.pool)
-        pool = Pool(spec, self._clock, self._new_events(pool_id))
-        epoch = self._last_epoch.get(pool_id, self._epoch_base) + 1
-        self._last_epoch[pool_id] = epoch
-        self._open[pool_id] = _Open(epoch, runner_id, pool)
-        return Opening(epoch, True, pool)
+        if known is None or known.epoch != epoch or known.over:
+            return 0
+        self._open[pool_id] = _Open(epoch, known.runner_id, known.pool, over=True)
+        known.pool.stop_listening()
+        return known.pool.end_runner(epoch)
 
     def close_pool(self, pool_id: str, epoch: int = 0) -> int:
         """Forgets the pool and returns how many sequences lived in it. Raises UnknownPool, StaleEpoch."""
         pool = self.pool(pool_id, epoch)
         del self._open[pool_id]
         self._events[pool_id].cleared()
+        self._tell_over(pool_id)
         return len(pool.live)
 
     def events(self, pool_id: str) -> EventLog:
@@ -75,10 +115,10 @@ class KvManager:
         self._known(pool_id)
         return self._events[pool_id]
 
-    def pool(self, pool_id: str, epoch: int = 0) -> Pool:
+    def pool(self, pool_id: str, epoch: int = 0) -> RunnerPool:
         """The open pool; epoch 0 is not compared. Raises UnknownPool, StaleEpoch."""
         known = self._known(pool_id)
-        if epoch not in (0, known.epoch):
+        if epoch and (epoch != known.epoch or known.over):
             raise StaleEpoch(
                 f"pool {pool_id!r} is in epoch {known.epoch}, the caller speaks for epoch {epoch}: open the pool again",
                 pool_id=pool_id,
@@ -91,9 +131,29 @@ class KvManager:
         """The number of the pool's opening. Raises UnknownPool."""
         return self._known(pool_id).epoch
 
-    def pools(self) -> list[tuple[str, Pool]]:
+    def pools(self) -> list[tuple[str, RunnerPool]]:
         """The open pools by id."""
         return [(pool_id, self._open[pool_id].pool) for pool_id in sorted(self._open)]
+
+    def _check_opening(self, pool_id: str, spec: PoolSpec, runner_id: str) -> _Open | None:
+        check_id("a pool id", pool_id)
+        check_id("a runner id", runner_id)
+        known = self._open.get(pool_id)
+        if known is not None:
+            self._check_facts(pool_id, known.pool.spec, spec)
+        return known
+
+    def _open_anew(self, pool_id: str, spec: PoolSpec, runner_id: str) -> Opening:
+        pool = RunnerPool(spec, self._clock, self._new_events(pool_id))
+        epoch = self._last_epoch.get(pool_id, self._epoch_base) + 1
+        self._last_epoch[pool_id] = epoch
+        self._open[pool_id] = _Open(epoch, runner_id, pool)
+        self._tell_over(pool_id)
+        return Opening(epoch, True, pool)
+
+    def _tell_over(self, pool_id: str) -> None:
+        if self.on_epoch_over is not None:
+            self.on_epoch_over(pool_id)
 
     def _new_events(self, pool_id: str) -> EventLog:
         """The log of a pool that is opened: what an earlier opening had cached is cleared."""

@@ -163,7 +163,9 @@ class Pool(Promises):
         del sequence.blocks[kept:]
         self.table_entries -= len(dropped)
         self.block_pool.release(dropped[::-1])
-        self.block_pool.cut(sequence.blocks[-1], max(0, sequence.computed - (kept - 1) * self.spec.block_size))
+        # The table may have less than `kept` blocks: tokens can be told before there is room for them.
+        before = (len(sequence.blocks) - 1) * self.spec.block_size
+        self.block_pool.cut(sequence.blocks[-1], max(0, sequence.computed - before))
         return len(dropped)
 
     def free(self, frees: Seq[Append], *, preempted: bool = False, caller: int = 0) -> FreeOutcome:

@@ -185,7 +185,7 @@ class TenantUsage:
 class Occupancy:
     """Blocks by state (free + cached + held = usable), and tokens: `stored` in held blocks, `reserved` room in them.
 
-    pinned_blocks: cached ones that may not be given up yet.
+    pinned_blocks: cached ones that may not be given up yet. leased_blocks: held ones that are a runner's spares.
     """
 
     usable_blocks: int
@@ -197,6 +197,7 @@ class Occupancy:
     reserved_tokens: int
     sequences: int
     pinned_blocks: int = 0
+    leased_blocks: int = 0
 
 
 @dataclass(slots=True)

@@ -13,11 +13,12 @@ SEQUENCE_EXISTS = "SEQUENCE_EXISTS"
 INVALID_ARGUMENT = "INVALID_ARGUMENT"
 NEVER_FITS = "NEVER_FITS"
 PINS_EXHAUSTED = "PINS_EXHAUSTED"
+POOL_SHORT = "POOL_SHORT"
 QUOTA_SHORT = "QUOTA_SHORT"
 
 
 class BooksUnreachable(Exception):
-    """No answer from the KV manager. Whether the verb was carried out is unknown; the engine must open() again."""
+    """No answer from the KV manager. What became of the verb is unknown; the engine must open() again."""
 
 
 class BooksRefused(Exception):
@@ -37,7 +38,7 @@ class BooksTaken(Exception):
 
 
 class BooksLost(Exception):
-    """The KV manager answers, but its books of this pool started anew: every block table the engine has is void."""
+    """The books of this pool started anew: every block table that the engine has is void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,17 @@ class BlockGrant:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """A grant for each sequence whose block table has changed; and, by id, the sequences that get no word for now.
+
+    A stalled sequence keeps what it holds, must not write, and is asked for again in the next step.
+    """
+
+    grants: Sequence[BlockGrant] = ()
+    stalled: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """The block table of a new sequence; K/V of its first `cached_tokens` tokens is there once `copies` are done."""
 
@@ -112,21 +124,21 @@ BOOKS_TROUBLE = (BooksUnreachable, BooksLost, BooksTaken, BooksRefused)
 class KvBooks(Protocol):
     """The verbs of a KV manager, spoken for one pool by one runner. Each succeeds whole or changes nothing.
 
-    Every verb may raise any of BOOKS_TROUBLE. Called from the engine's thread only; may block.
+    Every verb may raise any of BOOKS_TROUBLE. Called from the engine's thread only; may block, but not for long.
     """
 
-    def open(self, facts: PoolFacts) -> bool:
-        """Declares the pool. True when the books are new to this runner, so that it holds nothing in them."""
+    def open(self, facts: PoolFacts) -> None:
+        """Declares the pool for a caller that holds nothing in it: whatever it held before ends."""
         ...
 
     def allocate(self, request: AllocationRequest) -> Admission | None:
         """Blocks for all tokens of a new sequence, cached prefix included; None while the pool is too full."""
         ...
 
-    def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
-        """Commits and grows all of the sequences; None, and nothing changed, while the pool is too full for all.
+    def append(self, updates: Sequence[SequenceUpdate]) -> Growth | None:
+        """Commits and grows the sequences; None, and no block table changed, while the pool is too full for all.
 
-        A grant for each sequence whose block table has changed.
+        After None the same news must be told again.
         """
         ...
 
@@ -139,6 +151,15 @@ class KvBooks(Protocol):
 
         preempted: they will be back, so that nothing is pinned yet.
         """
+        ...
+
+    def flush(self) -> None:
+        """A step is scheduled, or time has passed without one: says what is still to be said."""
+        ...
+
+    @property
+    def away(self) -> str:
+        """Why the KV manager can't be asked, in a sentence; empty when it can. Verbs do without as far as they can."""
         ...
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The engine's thread: takes requests in, runs step after step, and hands chunks out.
 
 A step: schedule, with the books' word for the blocks; run the model; sample; free what finished; deliver. Requests
-enter and leave between steps. When the KV manager is lost, nothing fails: every sequence goes back in line, and is
-computed again as soon as the books answer.
+enter and leave between steps. While the KV manager is away, steps go on as long as they need nothing of it. When the
+books themselves are lost, nothing fails either: every sequence goes back in line, and is computed again.
 """
 
 from __future__ import annotations
@@ -23,21 +23,18 @@ from model_runner.books import (
     BooksRefused,
     BooksTaken,
     KvBooks,
-    SequenceUpdate,
 )
 from model_runner.engine_types import (
     Delivery,
-    DuplicateRequest,
     EngineOptions,
     EngineState,
-    EngineStopped,
     Executor,
     Failure,
     FailureKind,
-    QueueFull,
     StateListener,
 )
 from model_runner.generation import Generation, Outcome, abort_chunk
+from model_runner.intake import Intake
 from model_runner.observer import EngineObserver, SilentObserver, StepReport
 from model_runner.request import Chunk, GenerateRequest, RequestView
 from model_runner.scheduler import Scheduler, StepPlan
@@ -52,9 +49,11 @@ log = structlog.get_logger(__name__)
 RETRY_SECONDS = 0.25
 """Between two attempts to reach the KV manager."""
 HEARTBEAT_SECONDS = 1.0
-"""Between two questions to the KV manager whether it is still there, while nothing else is asked of it."""
+"""Between two looks at whether the KV manager is still there, while nothing is asked of it."""
 STARVED_SECONDS = 0.1
 """Before the first in line is tried again while nothing runs: others hold the blocks of our pool."""
+STALLED_SECONDS = 0.02
+"""Before a step is tried again when all that run must wait for the KV manager's word."""
 MAX_LOSSES = 3
 """Times in a row that the books may be lost before one step succeeds; then the requests at hand are failed."""
 
@@ -97,14 +96,7 @@ class Engine:
         self._state = EngineState.WAITING_FOR_BOOKS
         self._has_books = False
         self._losses = 0
-        self._orphans: list[str] = []
-        """Sequences that ended while the books could not be told."""
-        # Shared with callers, under _lock: the live requests by id, and what the thread has not taken in yet.
-        self._lock = threading.Condition()
-        self._live: dict[str, LiveRequest] = {}
-        self._arrived: list[LiveRequest] = []
-        self._aborted: list[LiveRequest] = []
-        self._stopping = False
+        self._intake = Intake(options.max_queued_requests)
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
     # For callers.
@@ -115,9 +107,7 @@ class Engine:
 
     def stop(self) -> None:
         """Ends every live request with ABORT, gives the pool back and ends the thread."""
-        with self._lock:
-            self._stopping = True
-            self._lock.notify()
+        self._intake.stop()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -132,45 +122,24 @@ class Engine:
         """
         live = LiveRequest(request, arrived_at=time.monotonic())
         live.sequences.append(self._generation.first_sequence(live))
-        with self._lock:
-            if self._stopping:
-                raise EngineStopped("the server is shutting down; send the request to another one")
-            if request.request_id in self._live:
-                raise DuplicateRequest(f"request {request.request_id!r} is live already; take another id")
-            waiting = sum(1 for other in self._live.values() if other.admitted_at is None)
-            if waiting >= self._options.max_queued_requests:
-                raise QueueFull(f"{waiting} requests wait already, as many as may; retry later")
-            self._live[request.request_id] = live
-            self._arrived.append(live)
-            self._lock.notify()
+        self._intake.submit(live)
         return live
 
     def cancel(self, live: LiveRequest) -> None:
         """Ends this request before the next step, and never a later one of the same id."""
-        with self._lock:
-            self._aborted.append(live)
-            self._lock.notify()
+        self._intake.cancel(live)
 
     def abort(self, request_ids: Sequence[str]) -> tuple[int, int]:
         """Ends requests before the next step. Returns how many were live, and how many unknown."""
-        with self._lock:
-            asked = dict.fromkeys(request_ids)
-            known = [self._live[request_id] for request_id in asked if request_id in self._live]
-            self._aborted.extend(known)
-            self._lock.notify()
-        return len(known), len(asked) - len(known)
+        return self._intake.abort(request_ids)
 
     def requests(self) -> list[RequestView]:
         """The live requests, oldest first."""
-        now = time.monotonic()
-        with self._lock:
-            return [live.view(now) for live in self._live.values()]
+        return self._intake.views()
 
     def counts(self) -> tuple[int, int]:
         """Running and waiting requests."""
-        with self._lock:
-            running = sum(1 for live in self._live.values() if live.is_running)
-            return running, len(self._live) - running
+        return self._intake.counts()
 
     # The thread.
 
@@ -189,7 +158,10 @@ class Engine:
                 return False
             if not self._has_books:
                 self._open_books()
-            elif not self._step():
+                return True
+            worked = self._step()
+            self._show_books()
+            if not worked:
                 self._wait()
         except BOOKS_TROUBLE as error:
             self._lose_books(error)
@@ -200,27 +172,27 @@ class Engine:
 
     def _take_in(self) -> bool:
         """Takes in what arrived and what was aborted; true when the engine is to stop."""
-        with self._lock:
-            arrived, self._arrived = self._arrived, []
-            ended, self._aborted = self._aborted, []
-            aborted = [live for live in dict.fromkeys(ended) if self._live.get(live.request.request_id) is live]
-            stopping = self._stopping
-        for live in arrived:
+        news = self._intake.take()
+        for live in news.arrived:
             self._scheduler.add(live.sequences[0])
-        self._abort_now(aborted)
-        return stopping
+        self._abort_now(news.aborted)
+        return news.stopping
 
     def _wait(self) -> None:
         """Sleeps until something arrives; with a line that nobody serves, only for a moment.
 
-        When nothing has arrived, asks the KV manager whether it is still there: operators look at health while idle.
+        When nothing has arrived, sees whether the KV manager is still there: operators look at health while idle.
         """
-        with self._lock:
-            if self._arrived or self._aborted or self._stopping:
-                return
-            woken = self._lock.wait(STARVED_SECONDS if self._scheduler.waiting else HEARTBEAT_SECONDS)
-        if not woken:
-            self._books.append([])
+        if not self._intake.wait(self._patience()):
+            self._books.flush()
+
+    def _patience(self) -> float:
+        """Seconds to sleep when there is nothing to compute and nothing arrives."""
+        if self._scheduler.running:
+            return STALLED_SECONDS
+        if self._scheduler.waiting:
+            return STARVED_SECONDS
+        return RETRY_SECONDS if self._books.away else HEARTBEAT_SECONDS
 
     def _step(self) -> bool:
         """One step; false when there was nothing to compute."""
@@ -235,6 +207,7 @@ class Engine:
         started = time.monotonic()
         self._clock.start()
         plan = self._scheduler.schedule()
+        self._books.flush()
         if not plan.work:
             return False
         self._note_admissions(plan, started)
@@ -281,26 +254,16 @@ class Engine:
         self._books.fork(parent.sequence_id, [child.sequence_id for child in children])
 
     def _finish(self, sequences: list[LiveSequence]) -> None:
-        """Gives back what the sequences hold; what the books can't be told now, they are told when they are back."""
-        if not sequences:
-            return
-        if not self._has_books:
-            self._scheduler.drop(sequences)
-            self._orphans.extend(sequence.sequence_id for sequence in sequences)
-            return
-        try:
+        """Gives back what the sequences hold."""
+        if sequences:
             self._scheduler.finish(sequences)
-        except BOOKS_TROUBLE:
-            self._orphans.extend(sequence.sequence_id for sequence in sequences)
-            raise
 
     def _close(self, chunks: Sequence[Chunk]) -> None:
         """Forgets the requests whose last chunk is among `chunks`."""
         for chunk in chunks:
             if chunk.usage is not None:
                 self._observer.on_finish(chunk.finish_reason, chunk.usage)
-                with self._lock:
-                    del self._live[chunk.request_id]
+                self._intake.forget(chunk.request_id)
 
     def _note_admissions(self, plan: StepPlan, now: float) -> None:
         for work in plan.work:
@@ -311,27 +274,24 @@ class Engine:
 
     def _open_books(self) -> None:
         try:
-            if not self._books.open(self._options.facts):
-                self._void_books()
+            self._books.open(self._options.facts)
         except BooksTaken:
             raise
         except BOOKS_TROUBLE as error:
             refused = isinstance(error, BooksRefused)
             self._change_state(EngineState.REFUSED if refused else EngineState.WAITING_FOR_BOOKS, str(error))
-            self._sleep(RETRY_SECONDS)
+            self._intake.wait(RETRY_SECONDS, for_news=False)
             return
-        self._orphans.clear()
         self._has_books = True
-        self._change_state(EngineState.SERVING, "the KV manager keeps the books")
+        self._show_books()
 
-    def _void_books(self) -> None:
-        """Ends whatever the same books still hold for us: which verbs they carried out before, we can't know."""
-        with self._lock:
-            sequences = [sequence for live in self._live.values() for sequence in live.sequences]
-        if sequences:
-            self._books.free([SequenceUpdate(each.sequence_id, (), 0) for each in sequences], preempted=True)
-        if self._orphans:
-            self._books.free([SequenceUpdate(sequence_id, (), 0) for sequence_id in self._orphans])
+    def _show_books(self) -> None:
+        """Tells whether the KV manager answers; while it is away, what runs goes on, and nobody new is let in."""
+        away = self._books.away
+        if away:
+            self._change_state(EngineState.WAITING_FOR_BOOKS, away)
+        else:
+            self._change_state(EngineState.SERVING, "the KV manager keeps the books")
 
     def _lose_books(self, error: Exception) -> None:
         """Everybody goes back in line until the books answer again; unless they are somebody else's by now."""
@@ -349,10 +309,10 @@ class Engine:
     def _give_up(self, error: BooksTaken) -> None:
         """Ends the engine: two runners that took a pool from each other in turns would both serve nobody."""
         self._change_state(EngineState.TAKEN, str(error))
-        with self._lock:
-            self._stopping = True
-            lives = list(self._live.values())
-        self._fail(lives, f"this runner has lost its KV pool to another one: {error}", FailureKind.ELSEWHERE)
+        self._intake.stop()
+        self._fail(
+            self._intake.all(), f"this runner has lost its KV pool to another one: {error}", FailureKind.ELSEWHERE
+        )
 
     def _fail_at_hand(self, error: Exception) -> None:
         """Fails whoever runs, or else the first in line: somebody among them brought the engine down."""
@@ -364,15 +324,14 @@ class Engine:
 
     def _refuse(self, live: LiveRequest, error: BooksRefused) -> None:
         """Fails a request that the KV manager refuses, unless another of its choices was refused before."""
-        if self._live.get(live.request.request_id) is live:
+        if self._intake.is_live(live):
             self._fail([live], str(error), _KINDS.get(error.reason, FailureKind.ENGINE))
 
     def _fail(self, lives: Sequence[LiveRequest], sentence: str, kind: FailureKind) -> None:
         for live in lives:
             self._release(live.sequences)
             self._observer.on_finish(None, live.usage(time.monotonic()))
-            with self._lock:
-                del self._live[live.request.request_id]
+            self._intake.forget(live.request.request_id)
         if lives:
             self._deliver([Failure(live.request.request_id, sentence, kind) for live in lives])
 
@@ -394,14 +353,9 @@ class Engine:
             self._lose_books(error)
 
     def _shut_down(self) -> None:
-        self._abort_now(list(self._live.values()))
+        self._abort_now(self._intake.all())
         self._books.close()
         self._change_state(EngineState.STOPPED, "stopped")
-
-    def _sleep(self, seconds: float) -> None:
-        with self._lock:
-            if not self._stopping:
-                self._lock.wait(seconds)
 
     def _change_state(self, state: EngineState, sentence: str) -> None:
         if state is not self._state:

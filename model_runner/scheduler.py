@@ -19,9 +19,9 @@ from model_runner.books import (
     NEVER_FITS,
     PINS_EXHAUSTED,
     QUOTA_SHORT,
-    BlockGrant,
     BooksRefused,
     CopyOrder,
+    Growth,
     KvBooks,
 )
 from model_runner.output_lengths import OutputLengths
@@ -65,13 +65,15 @@ class Work:
 class StepPlan:
     """What a step computes, the copies due before it, and how many sequences lost their blocks for it.
 
-    prefill_tokens: of the work, tokens of prompts or computed again.
+    prefill_tokens: of the work, tokens of prompts or computed again. stalled: ids of running sequences that sit the
+    step out, because the books have no word on them for now.
     """
 
     work: list[Work] = field(default_factory=list)
     copies: list[CopyOrder] = field(default_factory=list)
     preemptions: int = 0
     prefill_tokens: int = 0
+    stalled: set[str] = field(default_factory=set)
 
 
 _OF_A_TENANT = (NEVER_FITS, QUOTA_SHORT)
@@ -150,10 +152,6 @@ class Scheduler:
             self._note_room()
             self._books.free([sequence.update() for sequence in holders])
 
-    def drop(self, sequences: list[Sequence]) -> None:
-        """Ends sequences without telling the books, which can't be reached."""
-        self._remove(sequences)
-
     def reset(self) -> None:
         """Every running sequence goes back in line, before those never admitted: the books know none of them."""
         for sequence in self.running:
@@ -167,14 +165,14 @@ class Scheduler:
         due = [sequence for sequence in self.running if sequence.needs_books(self._limits.block_size)]
         while due:
             try:
-                grants = self._books.append([sequence.update() for sequence in due])
+                growth = self._books.append([sequence.update() for sequence in due])
             except BooksRefused as error:
                 if error.reason not in _OF_A_TENANT:
                     raise
                 due = self._grow_one_by_one(due, plan)
                 continue
-            if grants is not None:
-                _apply(grants, due, plan)
+            if growth is not None:
+                _apply(growth, due, plan)
                 return
             self._preempt(self.waiting.victim(self.running), plan)
             due = _holders(due)
@@ -189,7 +187,7 @@ class Scheduler:
             if not sequence.block_table:
                 continue
             try:
-                grants = self._books.append([sequence.update()])
+                growth = self._books.append([sequence.update()])
             except BooksRefused as error:
                 if error.reason == QUOTA_SHORT:
                     again.append(sequence)
@@ -199,10 +197,10 @@ class Scheduler:
                 else:
                     raise
                 continue
-            if grants is None:
+            if growth is None:
                 again.append(sequence)
             else:
-                _apply(grants, [sequence], plan)
+                _apply(growth, [sequence], plan)
         return _holders(again)
 
     def _victim_of(self, salt: str) -> Sequence:
@@ -294,7 +292,7 @@ class Scheduler:
 
     def _share_budget(self, plan: StepPlan) -> None:
         budget = self._limits.max_batched_tokens
-        able = self._able()
+        able = self._able(plan)
         decodes = [sequence for sequence in able if sequence.pending == 1]
         prefills = [sequence for sequence in able if sequence.pending > 1]
         plan.work.extend(Work(sequence, 1) for sequence in decodes)
@@ -308,10 +306,11 @@ class Scheduler:
             plan.prefill_tokens += count
             budget -= count
 
-    def _able(self) -> list[Sequence]:
+    def _able(self, plan: StepPlan) -> list[Sequence]:
         """The running sequences that have room for their next tokens; the others sit this step out."""
-        without_room = {id(sequence) for sequence, _ in self.refused}
-        return [sequence for sequence in self.running if id(sequence) not in without_room]
+        refused = {sequence.sequence_id for sequence, _ in self.refused}
+        without_room = refused.union(plan.stalled)
+        return [sequence for sequence in self.running if sequence.sequence_id not in without_room]
 
     def _note_room(self) -> None:
         """Whoever waits may have better luck now."""
@@ -331,11 +330,13 @@ def _holders(sequences: list[Sequence]) -> list[Sequence]:
     return [sequence for sequence in sequences if sequence.block_table]
 
 
-def _apply(grants: list[BlockGrant], due: list[Sequence], plan: StepPlan) -> None:
-    by_id = {grant.sequence_id: grant for grant in grants}
+def _apply(growth: Growth, due: list[Sequence], plan: StepPlan) -> None:
+    by_id = {grant.sequence_id: grant for grant in growth.grants}
     for sequence in due:
-        sequence.apply(by_id.get(sequence.sequence_id))
-    plan.copies.extend(copy for grant in grants for copy in grant.copies)
+        if sequence.sequence_id not in growth.stalled:
+            sequence.apply(by_id.get(sequence.sequence_id))
+    plan.copies.extend(copy for grant in growth.grants for copy in grant.copies)
+    plan.stalled |= growth.stalled
 
 
 def _slots(sequence: Sequence) -> int:

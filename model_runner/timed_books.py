@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
-from model_runner.books import Admission, AllocationRequest, BlockGrant, KvBooks, PoolFacts, SequenceUpdate
+from model_runner.books import Admission, AllocationRequest, Growth, KvBooks, PoolFacts, SequenceUpdate
 
 
 class TimedBooks:
@@ -24,15 +24,15 @@ class TimedBooks:
         finally:
             self.seconds += monotonic() - started
 
-    def open(self, facts: PoolFacts) -> bool:
+    def open(self, facts: PoolFacts) -> None:
         with self._clock():
-            return self._books.open(facts)
+            self._books.open(facts)
 
     def allocate(self, request: AllocationRequest) -> Admission | None:
         with self._clock():
             return self._books.allocate(request)
 
-    def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
+    def append(self, updates: Sequence[SequenceUpdate]) -> Growth | None:
         with self._clock():
             return self._books.append(updates)
 
@@ -43,6 +43,14 @@ class TimedBooks:
     def free(self, updates: Sequence[SequenceUpdate], *, preempted: bool = False) -> None:
         with self._clock():
             self._books.free(updates, preempted=preempted)
+
+    def flush(self) -> None:
+        with self._clock():
+            self._books.flush()
+
+    @property
+    def away(self) -> str:
+        return self._books.away
 
     def close(self) -> None:
         with self._clock():

@@ -18,6 +18,7 @@ from model_runner.books import (
     BooksRefused,
     BooksTaken,
     CopyOrder,
+    Growth,
     PoolFacts,
     SequenceUpdate,
 )
@@ -37,14 +38,18 @@ class InProcessBooks:
         self._runner_id = uuid.uuid4().hex
         self._opened: tuple[str, int] | None = None
 
-    def open(self, facts: PoolFacts) -> bool:
-        """Declares the pool. Raises BooksRefused when it is open with other facts, or when they make no sense."""
+    def open(self, facts: PoolFacts) -> None:
+        """Declares the pool, and ends what this runner held in it.
+
+        Raises BooksRefused when it is open with other facts, or when they make no sense.
+        """
         try:
             opening = self._manager.open_pool(self._pool_id, self._cache.spec(facts), self._runner_id)
         except KvError as error:
             _refuse(error)
-        before, self._opened = self._opened, (self._manager.boot_id, opening.epoch)
-        return opening.created or before != self._opened
+        self._opened = (self._manager.boot_id, opening.epoch)
+        held = [Append(name) for name, each in opening.pool.live.items() if each.owner == opening.epoch]
+        opening.pool.free(held, preempted=True, caller=opening.epoch)
 
     def allocate(self, request: AllocationRequest) -> Admission | None:
         """Blocks for all tokens of a new sequence; None while the pool is too full."""
@@ -64,13 +69,13 @@ class InProcessBooks:
             return _unless_short(error)
         return Admission(allocation.block_ids, allocation.cached_tokens, _copies(allocation.copies))
 
-    def append(self, updates: Sequence[SequenceUpdate]) -> list[BlockGrant] | None:
+    def append(self, updates: Sequence[SequenceUpdate]) -> Growth | None:
         """Commits and grows all of the sequences; None while the pool is too full for all."""
         try:
             grants = self._pool().append(_appends(updates), caller=self._epoch)
         except KvError as error:
             return _unless_short(error)
-        return [_grant(each) for each in grants]
+        return Growth([_grant(each) for each in grants])
 
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
         """Gives each child the parent's block table."""
@@ -85,6 +90,18 @@ class InProcessBooks:
             self._pool().free(_appends(updates), preempted=preempted, caller=self._epoch)
         except KvError as error:
             _refuse(error)
+
+    def flush(self) -> None:
+        """Nothing is left to say, but whether the books are lost."""
+        try:
+            self._pool()
+        except KvError as error:
+            _refuse(error)
+
+    @property
+    def away(self) -> str:
+        """Never: it lives here."""
+        return ""
 
     def close(self) -> None:
         """Gives up the pool; never raises."""

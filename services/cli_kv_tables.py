@@ -34,6 +34,7 @@ def pool_table(answer: pb.GetPoolResponse) -> Table:
     _add(table, "    pinned", occupancy.pinned_blocks, usable)
     _add(table, "  held", occupancy.held_blocks, usable)
     _add(table, "    shared", occupancy.shared_blocks, usable)
+    _add(table, "    leased", occupancy.leased_blocks, usable)
     _add(table, "reserved tokens", occupancy.reserved_tokens)
     _add(table, "  stored", occupancy.stored_tokens, occupancy.reserved_tokens)
     _add(table, "sequences", occupancy.sequences)

@@ -7,6 +7,8 @@ with Client("unix:/run/octavo/runner.sock") as client:
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
@@ -16,10 +18,12 @@ from octavo.runner.v1 import model_runner_pb2_grpc
 
 from model_runner.request import Chunk
 from services.channels import ClientTls, open_aio_channel, open_channel
+from services.client_retry import Deadline, RetryPolicy, may_retry, must_ask
 from services.errors import describe_rpc_error
 from services.runner_wire import read_chunk
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_RETRY = RetryPolicy()
 Prompt = str | Sequence[int] | None
 ChatMessages = Sequence[Mapping[str, str]]
 
@@ -124,14 +128,22 @@ def generate_request(prompt: Prompt = None, **options: Unpack[GenerateOptions]) 
 class Client:
     """A blocking client of one model runner at 'host:port' or 'unix:/path'. Thread-safe; close it when done.
 
-    timeout: seconds for a whole call, None for no limit. Every call raises OctavoError when it fails.
+    timeout: seconds for a whole call, None for no limit. retry: how often a generate() that nobody has started is sent
+    again while the server is UNAVAILABLE; one with a request_id of yours only when the server says that it does not
+    know it. Every call raises OctavoError when it fails.
     """
 
     def __init__(
-        self, address: str = DEFAULT_ADDRESS, *, tls: ClientTls | None = None, timeout: float | None = None
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        tls: ClientTls | None = None,
+        timeout: float | None = None,
+        retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
         self.address = address
         self._timeout = timeout
+        self._retry = retry
         self._channel = open_channel(address, tls)
         self._stub = model_runner_pb2_grpc.ModelRunnerServiceStub(self._channel)
 
@@ -142,16 +154,41 @@ class Client:
 
     def stream(self, request: pb.GenerateRequest) -> Iterator[Chunk]:
         """generate() for a message that is made already."""
-        call = self._stub.Generate(request, timeout=self._timeout)
-        begun = False
-        try:
-            for message in call:
-                begun = True
-                yield read_chunk(message)
-        except grpc.RpcError as error:
-            raise OctavoError.of(error, self.address, begun=begun) from None
-        finally:
-            call.cancel()
+        deadline = Deadline(self._timeout)
+        pauses = self._retry.pauses()
+        while True:
+            call = self._stub.Generate(request, timeout=deadline.left)
+            begun = False
+            try:
+                for message in call:
+                    begun = True
+                    yield read_chunk(message)
+                return
+            except grpc.RpcError as error:
+                if not self._may_send_again(request, error, begun, pauses, deadline):
+                    raise OctavoError.of(error, self.address, begun=begun) from None
+            finally:
+                call.cancel()
+
+    def _may_send_again(
+        self, request: pb.GenerateRequest, failure: grpc.RpcError, begun: bool, pauses: Iterator[float], left: Deadline
+    ) -> bool:
+        """Waits until a request may be sent again; false when it may not."""
+        view = describe_rpc_error(failure)
+        if not may_retry(view, begun):
+            return False
+        for pause in pauses:
+            if not left.allows(pause):
+                return False
+            time.sleep(pause)
+            if not must_ask(view, request.request_id):
+                return True
+            try:
+                answer = self._stub.Abort(pb.AbortRequest(request_ids=[request.request_id]), timeout=left.left)
+            except grpc.RpcError:
+                continue
+            return bool(answer.unknown_requests)
+        return False
 
     def tokenize(self, text: str | None = None, *, chat: ChatMessages | None = None) -> list[int]:
         """The token ids that generate() would use."""
@@ -196,10 +233,16 @@ class AsyncClient:
     """The same for asyncio: `async for chunk in client.generate(...)`, `await client.tokenize(...)`."""
 
     def __init__(
-        self, address: str = DEFAULT_ADDRESS, *, tls: ClientTls | None = None, timeout: float | None = None
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        tls: ClientTls | None = None,
+        timeout: float | None = None,
+        retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
         self.address = address
         self._timeout = timeout
+        self._retry = retry
         self._channel = open_aio_channel(address, tls)
         self._stub = model_runner_pb2_grpc.ModelRunnerServiceStub(self._channel)
 
@@ -209,16 +252,40 @@ class AsyncClient:
 
     async def stream(self, request: pb.GenerateRequest) -> AsyncIterator[Chunk]:
         """generate() for a message that is made already."""
-        call = self._stub.Generate(request, timeout=self._timeout)
-        begun = False
-        try:
-            async for message in call:
-                begun = True
-                yield read_chunk(message)
-        except grpc.RpcError as error:
-            raise OctavoError.of(error, self.address, begun=begun) from None
-        finally:
-            call.cancel()
+        deadline = Deadline(self._timeout)
+        pauses = self._retry.pauses()
+        while True:
+            call = self._stub.Generate(request, timeout=deadline.left)
+            begun = False
+            try:
+                async for message in call:
+                    begun = True
+                    yield read_chunk(message)
+                return
+            except grpc.RpcError as error:
+                if not await self._may_send_again(request, error, begun, pauses, deadline):
+                    raise OctavoError.of(error, self.address, begun=begun) from None
+            finally:
+                call.cancel()
+
+    async def _may_send_again(
+        self, request: pb.GenerateRequest, failure: grpc.RpcError, begun: bool, pauses: Iterator[float], left: Deadline
+    ) -> bool:
+        view = describe_rpc_error(failure)
+        if not may_retry(view, begun):
+            return False
+        for pause in pauses:
+            if not left.allows(pause):
+                return False
+            await asyncio.sleep(pause)
+            if not must_ask(view, request.request_id):
+                return True
+            try:
+                answer = await self._stub.Abort(pb.AbortRequest(request_ids=[request.request_id]), timeout=left.left)
+            except grpc.RpcError:
+                continue
+            return bool(answer.unknown_requests)
+        return False
 
     async def tokenize(self, text: str | None = None, *, chat: ChatMessages | None = None) -> list[int]:
         """The token ids that generate() would use."""

@@ -23,6 +23,10 @@ from services.logging import LogFormat, LogLevel
 ENV_PREFIX = "OCTAVO_"
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 
+MIN_LEASE_BLOCKS = 16
+LEASE_SHARE = 16
+"""A lease is at most the pool by so much, unless the operator says otherwise."""
+
 
 def runtime_dir() -> Path:
     """Where this user's sockets live: $XDG_RUNTIME_DIR, or a directory of the user's own under the temporary one."""
@@ -130,6 +134,9 @@ class KvManagerSettings(ProcessSettings):
     kv_metrics_address: HttpAddress = Field(
         "127.0.0.1:9401", description="host:port of the KV manager's Prometheus metrics; port 0 takes a free one."
     )
+    session_silence_seconds: float = Field(
+        10, ge=0.1, le=3600, description="Seconds without a word of a runner after which its sequences are ended."
+    )
 
 
 class ModelRunnerSettings(ProcessSettings):
@@ -204,6 +211,13 @@ class ModelRunnerSettings(ProcessSettings):
     max_queued_requests: WholeNumber = Field(
         1024, ge=1, le=1 << 20, description="Requests that wait, at most; more are refused with RESOURCE_EXHAUSTED."
     )
+    lease_blocks: Annotated[int | None, BeforeValidator(parse_number)] = Field(
+        None,
+        ge=0,
+        le=MAX_BLOCKS,
+        description="Spare blocks that the runner has at hand, for when the KV manager is late or away.",
+        json_schema_extra={"shown_default": "half of --max-sequences, 16 at least, and 1/16 of the pool at most"},
+    )
     device: str = Field("auto", min_length=1, description="Where the model runs: auto, cpu, cuda or cuda:N.")
     num_threads: WholeNumber = Field(
         0, ge=0, le=4096, description="CPU threads of the model; 0: as many cores as the control group allows."
@@ -215,6 +229,12 @@ class ModelRunnerSettings(ProcessSettings):
         return CacheOptions(
             HashAlgorithm(self.block_hash), IndexKind(self.prefix_index), EvictionKind(self.eviction_policy)
         )
+
+    def lease_of(self, num_blocks: int) -> int:
+        """The spare blocks to have at hand from a pool of so many blocks."""
+        if self.lease_blocks is not None:
+            return self.lease_blocks
+        return min(max(MIN_LEASE_BLOCKS, self.max_sequences // 2), num_blocks // LEASE_SHARE)
 
     def kv_tls(self) -> ClientTls | None:
         """TLS towards the KV manager, with this server's own certificate as the client's; None without."""

@@ -82,6 +82,10 @@ def kv_failure(error: BaseException) -> RpcFailure | None:
             return _kv(error, grpc.StatusCode.NOT_FOUND, resource=_resource(error, "sequence"))
         case kv.SequenceExists():
             return _kv(error, grpc.StatusCode.ALREADY_EXISTS)
+        case kv.SessionTaken() | kv.SessionSilent():
+            return _kv(error, grpc.StatusCode.ABORTED)
+        case kv.KvManagerStopping():
+            return _kv(error, grpc.StatusCode.UNAVAILABLE)
         case kv.PoolDiffers() | kv.StaleEpoch() | kv.PoolBusy() | kv.NotOwner():
             return _kv(error, grpc.StatusCode.FAILED_PRECONDITION)
         case _:

@@ -43,6 +43,7 @@ _GAUGES = (
     _Series("usable_blocks", "Blocks that can be handed out: all but the null block.", lambda r: r.spec.usable_blocks),
     _Series("shared_blocks", "Held blocks that more than one table names.", lambda r: r.occupancy.shared_blocks),
     _Series("pinned_blocks", "Cached blocks that may not be given up yet.", lambda r: r.occupancy.pinned_blocks),
+    _Series("leased_blocks", "Held blocks that are spares of a runner.", lambda r: r.occupancy.leased_blocks),
     _Series("index_names", "Blocks' names that a later prompt can find.", lambda r: r.index_names),
     _Series("usage_ratio", "Held blocks as a share of the usable ones, 0 to 1.", _usage),
     _Series("stored_tokens", "Tokens in held blocks, each block counted once.", lambda r: r.occupancy.stored_tokens),

@@ -20,6 +20,8 @@ from services.grpc_server import KV_MAX_RECEIVE_BYTES
 from services.kv_metrics import BooksCollector, pool_readings
 from services.kv_service import KV_SERVICE_NAME, KvManagerServicer
 from services.metrics import new_registry, octavo_version, on_loop
+from services.session_metrics import SessionCollector, step_histogram
+from services.session_streams import SessionStreams
 from services.signals import stop_signal
 
 KIND = ServiceKind(KV_SERVICE_NAME, KV_DOMAIN, kv_failure, KV_MAX_RECEIVE_BYTES, "kv_address", "kv_metrics_address")
@@ -30,6 +32,7 @@ class RunningKvManager:
     """A KV manager that serves: its books, and where it is reached."""
 
     manager: KvManager
+    sessions: SessionStreams
     endpoint: Endpoint
 
     @property
@@ -41,7 +44,8 @@ class RunningKvManager:
         return self.endpoint.metrics_address
 
     async def stop(self, grace_seconds: float) -> None:
-        """Says NOT_SERVING, lets calls end for `grace_seconds`, and frees the ports."""
+        """Says NOT_SERVING, ends the sessions, lets other calls end for `grace_seconds`, and frees the ports."""
+        self.sessions.drain()
         await self.endpoint.stop(grace_seconds)
 
 
@@ -52,10 +56,13 @@ async def start_kv_manager(settings: KvManagerSettings) -> RunningKvManager:
     registry = new_registry("kv-manager")
     read = on_loop(asyncio.get_running_loop(), lambda: pool_readings(manager))
     registry.register(BooksCollector(read))
-    add_servicer = partial(kv_manager_pb2_grpc.add_KvManagerServiceServicer_to_server, KvManagerServicer(manager))
+    sessions = SessionStreams(manager, settings.session_silence_seconds, step_histogram(registry).observe)
+    registry.register(SessionCollector(sessions))
+    servicer = KvManagerServicer(manager, sessions)
+    add_servicer = partial(kv_manager_pb2_grpc.add_KvManagerServiceServicer_to_server, servicer)
     endpoint = await open_endpoint(KIND, settings, registry, add_servicer)
     await endpoint.health.set_ready(True)
-    return RunningKvManager(manager, endpoint)
+    return RunningKvManager(manager, sessions, endpoint)
 
 
 async def serve_kv_manager(

@@ -12,6 +12,7 @@ from kvmanager.errors import InvalidArgument
 from kvmanager.manager import KvManager
 from services import kv_wire as wire
 from services.kv_events import EventStreams
+from services.session_streams import SessionStreams
 
 KV_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KvManagerService"].full_name
 
@@ -22,10 +23,11 @@ Context = grpc.aio.ServicerContext
 
 
 class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
-    """The verbs, one at a time: none awaits anything, so each has the books for itself on the event loop."""
+    """The verbs, one at a time: none awaits anything between two changes, so each has the books for itself."""
 
-    def __init__(self, manager: KvManager) -> None:
+    def __init__(self, manager: KvManager, sessions: SessionStreams) -> None:
         self._manager = manager
+        self._sessions = sessions
         self._streams = EventStreams(manager)
 
     async def OpenPool(self, request: pb.OpenPoolRequest, context: Context) -> pb.OpenPoolResponse:
@@ -184,6 +186,17 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
         """Recomputes the books and compares."""
         pool = self._manager.pool(wire.pool_id_of(request.pool_id))
         return wire.check_to_wire(pool.check())
+
+    async def Session(
+        self, request_iterator: AsyncIterator[object], context: Context
+    ) -> AsyncIterator[pb.SessionResponse]:
+        """Carries the whole traffic of one runner."""
+        answers = self._sessions.serve(request_iterator)
+        try:
+            async for answer in answers:
+                yield answer
+        finally:
+            await answers.aclose()
 
 
 def _page_size(asked: int) -> int:

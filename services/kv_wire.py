@@ -119,6 +119,7 @@ def occupancy_to_wire(occupancy: Occupancy) -> pb.Occupancy:
         reserved_tokens=occupancy.reserved_tokens,
         sequences=occupancy.sequences,
         pinned_blocks=occupancy.pinned_blocks,
+        leased_blocks=occupancy.leased_blocks,
     )
 
 

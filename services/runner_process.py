@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from model_runner.engine import Engine
 from model_runner.engine_types import EngineState
-from services.books_client import GrpcBooks
+from services.books_metrics import BooksMetrics
 from services.config import ModelRunnerSettings
 from services.endpoint import Endpoint, ServiceKind, open_endpoint
 from services.errors import RUNNER_DOMAIN, StartupError
@@ -23,6 +23,8 @@ from services.model_setup import Setup, set_up_model
 from services.runner_errors import runner_failure
 from services.runner_metrics import RunnerMetrics
 from services.runner_service import RUNNER_SERVICE_NAME, ModelRunnerServicer, ServedModel
+from services.session.link import GrpcLink
+from services.session_books import SessionBooks
 from services.signals import stop_signal
 from services.streams import Streams
 
@@ -123,8 +125,12 @@ async def _serve(
 ) -> None:
     """Runs the engine until the process is told to stop. Raises StartupError when the KV manager refuses us."""
     readiness = _Readiness(endpoint, servicer, settings.kv_address)
-    books = GrpcBooks(
-        settings.kv_address, pool_id=settings.pool_id, cache=settings.cache_options(), tls=settings.kv_tls()
+    books = SessionBooks(
+        partial(GrpcLink, settings.kv_address, settings.kv_tls()),
+        pool_id=settings.pool_id,
+        cache=settings.cache_options(),
+        lease_blocks=settings.lease_of(setup.options.facts.num_blocks),
+        watch=BooksMetrics(registry, lambda: books.status()),
     )
     metrics = RunnerMetrics(registry, running=lambda: engine.counts()[0], waiting=lambda: engine.counts()[1])
     engine = Engine(

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 KV_VERBS = """
     OpenPool ClosePool Allocate Append Fork Free Truncate Lookup GetBlockTable ListSequences GetPool GetTenant SetQuota
-    RemovePrefix ResetCache WatchEvents Check
+    RemovePrefix ResetCache WatchEvents Check Session
 """
 RUNNER_VERBS = "Generate Tokenize Detokenize GetModel ListRequests Abort"
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from services.client import AsyncClient, Chunk, Client, ClientTls, GenerateOptions, OctavoError
+    from services.client import AsyncClient, Chunk, Client, ClientTls, GenerateOptions, OctavoError, RetryPolicy
     from services.metrics import octavo_version
 
     __version__ = octavo_version()
 
-__all__ = ["AsyncClient", "Chunk", "Client", "ClientTls", "GenerateOptions", "OctavoError", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "Chunk",
+    "Client",
+    "ClientTls",
+    "GenerateOptions",
+    "OctavoError",
+    "RetryPolicy",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:

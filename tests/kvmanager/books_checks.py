@@ -172,6 +172,7 @@ class BooksChecks(RuleBasedStateMachine):
         assert now.free_blocks + now.cached_blocks + now.held_blocks == self.model.usable
         assert now.shared_blocks == sum(1 for block in held if self.model.count(block) > 1)
         assert now.pinned_blocks == len(self.pinned_idle(self.expired_at))
+        assert now.leased_blocks == len(self.model.lease)
         assert now.sequences == len(self.model.live)
         assert now.reserved_tokens == len(held) * self.spec.block_size
         assert now.stored_tokens <= now.reserved_tokens

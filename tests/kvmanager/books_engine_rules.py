@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from kvmanager.errors import KvError, NeverFits, PinsExhausted, PoolShort, QuotaShort
-from kvmanager.types import NO_RETENTION, Allocation, Append, Hit, IndexKind, Retention
+from kvmanager.types import NO_RETENTION, Allocation, Append, Grant, Hit, IndexKind, Retention
 from tests.kvmanager.books_checks import BooksChecks
 from tests.kvmanager.books_prompts import NUMBERS, TOKENS, Wish, grant_wish, wishes
 from tests.kvmanager.naive_books import NaiveBooks, NaivePrompt, NaiveSequence
@@ -21,8 +21,12 @@ EVERYTHING = 1 << 20
 """A promise of all tokens."""
 
 
-def planned(model: NaiveBooks, names: dict[int, bytes], continued: set[bytes], appends: Sequence[Append]) -> Counter:
+def planned(
+    model: NaiveBooks, names: dict[int, bytes], continued: set[bytes], appends: Sequence[Append], writes: bool
+) -> Counter:
     """Blocks that appends need, by salt: growth, and a copy for what will be written but is not the sequence's own.
+
+    writes: something will be written even where all that is known is computed.
 
     The last holder of a block may keep it: if nobody can find it, or if the name can go, or goes on to an equal block.
     """
@@ -34,7 +38,7 @@ def planned(model: NaiveBooks, names: dict[int, bytes], continued: set[bytes], a
         salt = sequence.prompt.scope.salt
         room = len(sequence.prompt.tokens) + len(item.token_ids) + item.lookahead_tokens
         needed[salt] += max(0, model.blocks_for(room) - len(sequence.table))
-        if item.computed_tokens >= room:
+        if item.computed_tokens >= room and not writes:
             continue
         for block in sequence.table[item.computed_tokens // model.size :]:
             name = names.get(block, b"")
@@ -261,7 +265,19 @@ class EngineRules(BooksChecks):
             self.counted["allocation_failures"] += error is not NeverFits
             return
 
-        grants = self.port.append(appends)
+        self.accept(self.port.append(appends), keys)
+        for item in appends:
+            self.commit(item)
+            sequence = model.live[item.sequence_id]
+            sequence.ready = sequence.computed
+        self.watch()
+        self.see_names()
+        for item in appends:
+            self.check_own_writes(item)
+
+    def accept(self, grants: Sequence[Grant], keys: Sequence[str]) -> None:
+        """Takes the grants of one call, in the order of `keys`, and does their copies."""
+        model = self.model
         assert [grant.sequence_id for grant in grants] == [
             key for key in keys if key in {grant.sequence_id for grant in grants}
         ]
@@ -281,19 +297,11 @@ class EngineRules(BooksChecks):
             self.counted["copies"] += len(grant.copies)
             usage = self.port.tenant_usage(sequence.prompt.scope.salt)
             assert not usage.quota_blocks or usage.held_blocks + usage.cached_blocks <= usage.quota_blocks
-        for item in appends:
-            self.commit(item)
-            sequence = model.live[item.sequence_id]
-            sequence.ready = sequence.computed
-        self.watch()
-        self.see_names()
-        for item in appends:
-            self.check_own_writes(item)
 
-    def expect_append(self, appends: Sequence[Append]) -> type[KvError] | None:
+    def expect_append(self, appends: Sequence[Append], writes: bool = False) -> type[KvError] | None:
         model = self.model
         continued = set(self.watcher.parents.values()) | self.watcher.pinned(self.now)
-        needed = planned(model, self.names, continued, appends)
+        needed = planned(model, self.names, continued, appends, writes)
         for item in appends:
             sequence = model.live[item.sequence_id]
             room = len(sequence.prompt.tokens) + len(item.token_ids) + item.lookahead_tokens
@@ -312,12 +320,12 @@ class EngineRules(BooksChecks):
         full = sequence.computed // self.spec.block_size
         self.watcher.learn(sequence.prompt, sequence.prompt.names(full, self.model.algorithm))
 
-    def check_own_writes(self, item: Append) -> None:
+    def check_own_writes(self, item: Append, writes: bool = False) -> None:
         """What the runner writes next is its own: nobody else holds it, and nobody can find it."""
         sequence = self.model.live[item.sequence_id]
         room = len(sequence.prompt.tokens) + item.lookahead_tokens
         assert len(sequence.table) >= self.model.blocks_for(room)
-        if sequence.computed < room:
+        if sequence.computed < room or writes:
             for block in sequence.table[sequence.computed // self.spec.block_size :]:
                 assert self.model.count(block) == 1, "a block that will be written has another holder"
                 assert block not in self.names, "a block that will be written can be hit"
@@ -388,7 +396,7 @@ class EngineRules(BooksChecks):
         sequence = self.model.live[key]
         num_tokens = max(1, len(sequence.prompt.tokens) - back)
         kept = self.model.blocks_for(num_tokens)
-        assert self.port.truncate(key, num_tokens) == len(sequence.table) - kept
+        assert self.port.truncate(key, num_tokens) == max(0, len(sequence.table) - kept)
         del sequence.table[kept:]
         sequence.prompt.cut(num_tokens)
         sequence.computed = min(sequence.computed, num_tokens)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
 from kvmanager.types import EvictionKind, HashAlgorithm, IndexKind, PoolSpec
-from tests.kvmanager.books_operator_rules import OperatorRules
+from tests.kvmanager.books_lease_rules import LeaseRules
 from tests.kvmanager.books_port import BooksPort, TwinPort
 
 INDEXES = st.sampled_from([IndexKind.RADIX, IndexKind.HASH, IndexKind.RADIX, IndexKind.HASH, IndexKind.NONE])
 
 
-class BooksMachine(OperatorRules):
+class BooksMachine(LeaseRules):
     """One pool of any kind."""
 
     @initialize(
@@ -36,7 +36,7 @@ class BooksMachine(OperatorRules):
             self.check_all()
 
 
-class TwinMachine(OperatorRules):
+class TwinMachine(LeaseRules):
     """A radix pool and a hash pool with the same history."""
 
     # What is found inside a block makes a part of a prompt end elsewhere.

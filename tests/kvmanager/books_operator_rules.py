@@ -37,7 +37,7 @@ class OperatorRules(EngineRules):
             return
         assert self.port.reset_cache() == len(self.watcher.parents)
         self.watch()
-        assert self.port.occupancy().free_blocks == self.model.usable
+        assert self.port.occupancy().free_blocks == self.model.usable - len(self.model.lease)
         assert not self.watcher.parents
 
     def remove_prefix(self, prompt: NaivePrompt) -> None:

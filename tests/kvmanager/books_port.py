@@ -6,13 +6,14 @@ None to what a wire does not show: `index_tree`.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Protocol
 
 from kvmanager.errors import KvError
 from kvmanager.events import EventLog, IndexEvent
-from kvmanager.pool import Pool
+from kvmanager.runner_pool import RunnerPool
 from kvmanager.types import (
     Allocation,
     Append,
@@ -37,8 +38,17 @@ Views = tuple[int, list[tuple[int, bytes]]]
 """Computed tokens, and the block table as (block, name); the name is empty for one that can't be found."""
 
 
+Row = tuple[str, Tokens, int, int, Sequence[int], int]
+"""A sequence, its new tokens, its computed tokens, the entries of its table before blocks taken, those, and its ask."""
+
+
 class BooksPort(Protocol):
-    """The verbs of a pool. `epoch` is the caller's: OWNER has made every sequence."""
+    """The verbs of a pool; those of a lease only where `has_lease` is true.
+
+    `epoch` is the caller's: OWNER has made every sequence.
+    """
+
+    has_lease: bool
 
     def allocate(
         self,
@@ -57,6 +67,9 @@ class BooksPort(Protocol):
     def fork(self, parent: str, children: Sequence[str], epoch: int = OWNER) -> tuple[int, ...]: ...
     def truncate(self, sequence_id: str, num_tokens: int, epoch: int = OWNER) -> int: ...
     def free(self, frees: Sequence[Append], preempted: bool = False, epoch: int = OWNER) -> FreeOutcome: ...
+    def fill_lease(self, wanted: int) -> list[int]: ...
+    def give_back(self, blocks: list[int]) -> None: ...
+    def progress(self, rows: Sequence[Row]) -> tuple[list[Grant], list[type[KvError]]]: ...
     def lookup(self, tokens: Tokens, scope: CacheScope, spans: Spans) -> Hit: ...
     def reset_cache(self) -> int: ...
     def remove_prefix(self, tokens: Tokens, scope: CacheScope, spans: Spans) -> Removal: ...
@@ -76,9 +89,11 @@ class BooksPort(Protocol):
 class InProcessPort:
     """A pool of this process with a clock of its own."""
 
+    has_lease = True
+
     def __init__(self, spec: PoolSpec) -> None:
         self.now = 0.0
-        self.pool = Pool(spec, lambda: self.now, EventLog(kept=1 << 20))
+        self.pool = RunnerPool(spec, lambda: self.now, EventLog(kept=1 << 20))
 
     def allocate(
         self,
@@ -118,6 +133,20 @@ class InProcessPort:
 
     def free(self, frees: Sequence[Append], preempted: bool = False, epoch: int = OWNER) -> FreeOutcome:
         return self.pool.free(frees, preempted=preempted, caller=epoch)
+
+    def fill_lease(self, wanted: int) -> list[int]:
+        return self.pool.fill_lease(wanted)
+
+    def give_back(self, blocks: list[int]) -> None:
+        self.pool.give_back(blocks)
+
+    def progress(self, rows: Sequence[Row]) -> tuple[list[Grant], list[type[KvError]]]:
+        news = [
+            (self.pool.sequence(key), array("I", tokens), computed, entries, array("I", taken), ask)
+            for key, tokens, computed, entries, taken, ask in rows
+        ]
+        grants, refused = self.pool.progress(news)
+        return grants, [type(error) for _, error in refused]
 
     def lookup(self, tokens: Tokens, scope: CacheScope, spans: Spans) -> Hit:
         return self.pool.lookup(tokens, scope, spans)
@@ -228,6 +257,19 @@ class TwinPort(InProcessPort):
         answer, twin = self._told_both("lookup", tokens, scope, spans)
         self._equal(answer, twin)
         return answer
+
+    def fill_lease(self, wanted: int) -> list[int]:
+        return self._equally("fill_lease", wanted)
+
+    def give_back(self, blocks: list[int]) -> None:
+        self._equally("give_back", blocks)
+
+    def progress(self, rows: Sequence[Row]) -> tuple[list[Grant], list[type[KvError]]]:
+        (grants, refused), (twins, twins_refused) = self._told_both("progress", rows)
+        tables = [(grant.sequence_id, grant.first_index, grant.block_ids) for grant in grants]
+        assert tables == [(grant.sequence_id, grant.first_index, grant.block_ids) for grant in twins]
+        assert refused == twins_refused
+        return grants, refused
 
     def reset_cache(self) -> int:
         return self._equally("reset_cache")

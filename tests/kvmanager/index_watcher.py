@@ -16,6 +16,8 @@ class KnownBlock:
     slots: tuple[Slot, ...]
     salt: str
     adapter: tuple[str, str]
+    tokens: tuple[int, ...]
+    has_spans: bool
 
 
 class IndexWatcher:
@@ -35,7 +37,9 @@ class IndexWatcher:
         scope = prompt.scope
         adapter = (scope.adapter_id, scope.adapter_version)
         for index, name in enumerate(names):
-            self.known[name] = KnownBlock(tuple(prompt.slots(index)), scope.salt, adapter)
+            tokens = tuple(prompt.tokens[index * prompt.size : (index + 1) * prompt.size])
+            has_spans = any(prompt.keys(before) for before in range(index + 1))
+            self.known[name] = KnownBlock(tuple(prompt.slots(index)), scope.salt, adapter, tokens, has_spans)
 
     def replay(self, events: Sequence[IndexEvent], on_removed: Callable[[bytes], None] | None = None) -> int:
         """Returns how many names were removed; `on_removed` is called before each."""

@@ -110,6 +110,8 @@ class NaiveBooks:
         self.live: dict[str, NaiveSequence] = {}
         self.contents: dict[int, list[int]] = {}
         """What the slots of the physical blocks hold."""
+        self.lease: list[int] = []
+        """Spare blocks of the runner; they count as those of the empty salt."""
         self.quotas: dict[str, int] = {}
         self.default_quota = 0
 
@@ -124,6 +126,13 @@ class NaiveBooks:
         return min(self.usable, self.quota(salt) or self.usable)
 
     def held(self, salt: str | None = None) -> set[int]:
+        leased = () if salt else self.lease
+        return {
+            *leased,
+            *self.tabled(salt),
+        }
+
+    def tabled(self, salt: str | None = None) -> set[int]:
         return {
             block
             for sequence in self.live.values()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from kvmanager import restore
 from kvmanager.blocks import BlockPool
 from kvmanager.errors import PoolShort
 from kvmanager.events import EventLog
 from kvmanager.hashing import HashChain
+from kvmanager.lease import Lease
 from kvmanager.pool import Pool
 from kvmanager.prefix_index import NO_BLOCK, PrefixIndex
 from kvmanager.radix_index import RadixIndex
 from kvmanager.requests import Requests
+from kvmanager.restore import RestorablePool
+
+by_use = restore._by_use
 
 
 def count_off_by_one_on_fork(patch):
@@ -191,6 +196,27 @@ def part_of_a_promised_block_copied(patch):
     )
 
 
+def taken_block_left_in_the_lease(patch):
+    patch.setattr(Lease, "remove", lambda self, blocks: None)
+
+
+def restored_block_without_its_count(patch):
+    """The second holder of a shared block is not counted."""
+    real = RestorablePool._restore_sequence
+
+    def restore_sequence(self, held, chain, caller):
+        counts = self.block_pool.counts[:]
+        real(self, held, chain, caller)
+        for block in held.block_ids:
+            self.block_pool.counts[block] = counts[block] or 1
+
+    patch.setattr(RestorablePool, "_restore_sequence", restore_sequence)
+
+
+def restored_cache_in_the_wrong_order(patch):
+    patch.setattr(restore, "_by_use", lambda cached, idle: list(reversed(by_use(cached, idle))))
+
+
 FAULTS = [
     count_off_by_one_on_fork,
     hash_left_behind_on_reuse,
@@ -214,5 +240,8 @@ FAULTS = [
     promise_not_withdrawn,
     reader_publishes_what_was_withdrawn,
     part_of_a_promised_block_copied,
+    taken_block_left_in_the_lease,
+    restored_block_without_its_count,
+    restored_cache_in_the_wrong_order,
 ]
 """What the machine finds within seconds. The two that are left out it finds within a minute."""

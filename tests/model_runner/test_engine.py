@@ -492,6 +492,9 @@ class UnreliableBooks(InProcessBooks):
     def free(self, updates, *, preempted=False):
         return self._maybe(super().free, updates, preempted=preempted)
 
+    def flush(self):
+        return self._maybe(super().flush)
+
 
 def test_the_port_tells_losses_apart():
     """What the engine catches together, it must be able to catch: three unrelated exceptions."""

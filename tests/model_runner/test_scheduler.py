@@ -484,15 +484,6 @@ class TestTheEnd:
         driver.step()
         assert pool.lookup([*a.token_ids[:4], 7]).cached_tokens == 3
 
-    def test_dropping_tells_the_books_nothing(self) -> None:
-        driver = Driver(max_sequences=1)
-        a, b = driver.add("a", 20), driver.add("b", 20)
-        driver.step()
-        driver.asked()
-        driver.scheduler.drop([a, b])
-        assert driver.asked() == []
-        assert (driver.running, driver.waiting) == ([], [])
-
 
 class TestReset:
     def test_all_go_back_in_line_in_their_order(self) -> None:

@@ -39,7 +39,12 @@ NUMBERS = itertools.count(1)
 
 
 class GrpcPort:
-    """A pool of its own at a KV manager that serves. The manager itself is asked for the last event's number only."""
+    """A pool of its own at a KV manager that serves. The manager itself is asked for the last event's number only.
+
+    A lease is for a session, and the verbs of people have none.
+    """
+
+    has_lease = False
 
     def __init__(
         self, running: RunningKvManager, stub: kv_manager_pb2_grpc.KvManagerServiceStub, spec: PoolSpec

@@ -1,17 +1,14 @@
-"""The engine's books: the same cases over gRPC and in process."""
+"""The engine's books: the same cases over a session with a real KV manager and in process."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvmanager.manager import KvManager
 from kvmanager.pool import Pool
@@ -23,24 +20,27 @@ from model_runner.books import (
     QUOTA_SHORT,
     Admission,
     AllocationRequest,
-    BlockGrant,
     BooksLost,
     BooksRefused,
     BooksTaken,
     BooksUnreachable,
     CopyOrder,
+    Growth,
     KvBooks,
     PoolFacts,
     SequenceUpdate,
 )
 from model_runner.request import Retention
-from services.books_client import GrpcBooks
 from services.books_inprocess import InProcessBooks
 from services.cache_options import DEFAULT_CACHE, CacheOptions
-from services.channels import open_channel
-from tests.services.kv_support import clean_environment, command, kv_settings, running_kv_manager
+from services.session.limits import SessionLimits
+from services.session.link import GrpcLink
+from services.session_books import SessionBooks
+from tests.services.kv_support import kv_settings, running_kv_manager
 
 FACTS = PoolFacts(num_blocks=9, block_size=4, bytes_per_block=1024, model_fingerprint="m")
+PATIENT = SessionLimits(ask=10, admit=10, answer=20)
+"""So that a busy machine changes no outcome."""
 
 
 class Bench:
@@ -49,28 +49,41 @@ class Bench:
     def __init__(self, manager: KvManager, make: Callable[[CacheOptions], KvBooks]) -> None:
         self.manager = manager
         self._make = make
+        self.made: list[KvBooks] = []
 
     def make(self, cache: CacheOptions = DEFAULT_CACHE) -> KvBooks:
-        return self._make(cache)
+        self.made.append(self._make(cache))
+        return self.made[-1]
 
     @property
     def pool(self) -> Pool:
+        """The pool, once it has been told all that was said."""
+        for books in self.made:
+            if isinstance(books, SessionBooks) and books._opened is not None:
+                books._opened.settle(PATIENT.answer)
         return self.manager.pool("default")
 
     def opened(self, cache: CacheOptions = DEFAULT_CACHE) -> KvBooks:
         books = self.make(cache)
-        assert books.open(FACTS)
+        books.open(FACTS)
         return books
 
 
-@pytest.fixture(params=["grpc", "in process"])
+@pytest.fixture(params=["session", "in process"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     if request.param == "in process":
         manager = KvManager("boot")
         yield Bench(manager, lambda cache: InProcessBooks(manager, cache=cache))
         return
     with running_kv_manager(kv_settings(tmp_path)) as running:
-        yield Bench(running.manager, lambda cache: GrpcBooks(running.address, cache=cache))
+        bench = Bench(running.manager, partial(session_books, running.address))
+        yield bench
+        for books in bench.made:
+            books.close()
+
+
+def session_books(address: str, cache: CacheOptions = DEFAULT_CACHE) -> SessionBooks:
+    return SessionBooks(partial(GrpcLink, address), cache=cache, limits=PATIENT)
 
 
 def allocate(books: KvBooks, name: str, tokens: range | list[int], **more: object) -> Admission | None:
@@ -82,11 +95,13 @@ def ids(admission: Admission | None) -> list[int]:
     return list(admission.block_ids)
 
 
-def test_open_is_new_once(bench: Bench) -> None:
-    books = bench.make()
-    assert books.open(FACTS) is True
-    assert books.open(FACTS) is False
+def test_open_ends_what_was_held(bench: Bench) -> None:
+    books = bench.opened()
     assert bench.pool.spec.bytes_per_block == 1024
+    allocate(books, "a", range(8))
+    books.open(FACTS)
+    assert bench.pool.occupancy().sequences == 0
+    assert allocate(books, "a", range(8)) is not None
 
 
 def test_other_facts_are_refused_with_the_numbers(bench: Bench) -> None:
@@ -223,38 +238,43 @@ def test_a_full_pool_admits_and_grows_nothing(bench: Bench) -> None:
     assert allocate(books, "a", range(28)) is not None
     assert allocate(books, "b", range(100, 104), headroom_blocks=1) is None
     assert allocate(books, "b", range(100, 104)) is not None
-    before = bench.pool.occupancy()
+    before = bench.pool.block_table("a")[1]
     assert books.append([SequenceUpdate("a", [1], 28)]) is None
-    assert bench.pool.occupancy() == before
+    assert [block.block_id for block in bench.pool.block_table("a")[1]] == [block.block_id for block in before]
+    assert bench.pool.occupancy().free_blocks == 0
 
 
 def test_growth_is_granted_in_order(bench: Bench) -> None:
     books = bench.opened()
     a, b = ids(allocate(books, "a", range(4))), ids(allocate(books, "b", range(50, 53)))
-    grants = books.append([SequenceUpdate("b", [1], 3), SequenceUpdate("a", [2], 4)])
-    assert grants is not None
+    growth = books.append([SequenceUpdate("b", [1], 3), SequenceUpdate("a", [2], 4)])
+    assert growth is not None
     # b's one block has room for its fourth token: nothing to grant.
-    ((name, index, granted),) = [(grant.sequence_id, grant.first_index, grant.block_ids) for grant in grants]
+    ((name, index, granted),) = [(grant.sequence_id, grant.first_index, grant.block_ids) for grant in growth.grants]
     assert (name, index, len(granted)) == ("a", 1, 1)
     assert set(granted).isdisjoint(a + b)
-    assert books.append([]) == []
+    assert growth.stalled == frozenset()
+    assert books.append([]) == Growth([])
 
 
 def test_the_first_writer_after_a_fork_copies(bench: Bench) -> None:
     books = bench.opened()
     tail = ids(allocate(books, "a", range(6)))[1]
     books.fork("a", ["b"])
-    grants = books.append([SequenceUpdate("a", [7], 6), SequenceUpdate("b", [8], 6)])
-    assert grants is not None
-    target = next(iter(grants[0].block_ids))
+    growth = books.append([SequenceUpdate("a", [7], 6), SequenceUpdate("b", [8], 6)])
+    assert growth is not None
+    (grant,) = growth.grants
+    (target,) = grant.block_ids
     # The second writer is the last holder by then, and keeps the block.
-    assert grants == [BlockGrant("a", 1, grants[0].block_ids, (CopyOrder(tail, target, 2),))]
+    assert (grant.sequence_id, grant.first_index, grant.copies) == ("a", 1, (CopyOrder(tail, target, 2),))
+    assert target != tail
 
 
 def test_freeing_what_is_unknown_is_no_error(bench: Bench) -> None:
     books = bench.opened()
+    allocate(books, "a", range(4))
     books.free([SequenceUpdate("nobody", [], 0)])
-    assert bench.pool.totals.unknown_frees == 1
+    assert bench.pool.occupancy().sequences == 1
 
 
 @pytest.mark.parametrize(
@@ -279,33 +299,36 @@ def test_faults_of_the_engine_are_refused_and_change_nothing(bench: Bench, fault
     assert bench.pool.check().ok
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda books: allocate(books, "a", range(4)),
-        lambda books: books.append([]),
-        lambda books: books.fork("a", ["b"]),
-        lambda books: books.free([]),
-    ],
-)
-def test_every_verb_tells_that_the_books_are_lost(bench: Bench, verb: Callable[[KvBooks], object]) -> None:
-    books = bench.make()
+VERBS = [
+    lambda books: allocate(books, "a", range(4)),
+    lambda books: books.append([]),
+    lambda books: books.fork("a", ["b"]),
+    lambda books: books.free([]),
+    lambda books: books.flush(),
+]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_nothing_can_be_said_before_open(bench: Bench, verb: Callable[[KvBooks], object]) -> None:
     with pytest.raises(BooksLost):
-        verb(books)
-    books.open(FACTS)
-    bench.manager.close_pool("default")
-    with pytest.raises(BooksLost):
-        verb(books)
-    bench.opened()
+        verb(bench.make())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_tells_that_another_runner_has_the_pool(bench: Bench, verb: Callable[[KvBooks], object]) -> None:
+    books, other = bench.opened(), bench.opened()
+    with pytest.raises(BooksTaken):
+        # The news takes a moment to come over a stream.
+        until_it_raises(books.flush)
     with pytest.raises(BooksTaken):
         verb(books)
+    assert allocate(other, "b", range(4)) is not None
 
 
-def test_a_runner_that_lost_its_pool_opens_it_anew(bench: Bench) -> None:
-    books = bench.opened()
-    bench.opened()
-    assert books.open(FACTS) is True
-    assert allocate(books, "a", range(4)) is not None
+def until_it_raises(act: Callable[[], object]) -> None:
+    for _ in range(2000):
+        act()
+        time.sleep(0.005)
 
 
 def test_close_gives_the_pool_up_and_never_raises(bench: Bench) -> None:
@@ -319,65 +342,11 @@ def test_close_gives_the_pool_up_and_never_raises(bench: Bench) -> None:
 def test_close_leaves_the_pool_of_the_next_runner(bench: Bench) -> None:
     before, after = bench.opened(), bench.opened()
     before.close()
-    assert after.append([]) == []
+    assert after.append([]) == Growth([])
 
 
 def test_nobody_at_the_address_is_unreachable(tmp_path: Path) -> None:
-    books = GrpcBooks(f"unix:{tmp_path}/kv.sock")
-    with pytest.raises(BooksUnreachable, match="No answer from the KV manager at unix:"):
+    books = SessionBooks(partial(GrpcLink, f"unix:{tmp_path}/kv.sock"), limits=SessionLimits(admit=0.05, connect=0.01))
+    with pytest.raises(BooksUnreachable, match="does not answer"):
         books.open(FACTS)
     books.close()
-
-
-def test_a_dead_a_stopped_and_a_new_kv_manager(tmp_path: Path) -> None:
-    books = GrpcBooks(f"unix:{tmp_path}/kv.sock", call_seconds=1)
-    first = started(tmp_path)
-    try:
-        assert books.open(FACTS)
-        os.kill(first.pid, signal.SIGSTOP)
-        with pytest.raises(BooksUnreachable):
-            books.append([])
-        os.kill(first.pid, signal.SIGCONT)
-        assert books.open(FACTS) is False
-    finally:
-        first.kill()
-        first.wait()
-    with pytest.raises(BooksUnreachable):
-        books.append([])
-    second = started(tmp_path)
-    try:
-        with open_channel(books.address) as channel:
-            request = health_pb2.HealthCheckRequest()
-            health_pb2_grpc.HealthStub(channel).Check(request, timeout=60, wait_for_ready=True)
-        until_reached(books)
-    finally:
-        books.close()
-        second.kill()
-        second.wait()
-
-
-def until_reached(books: GrpcBooks) -> None:
-    """The channel finds a new server by itself; what it then tells is that the books are lost, and open makes them."""
-    while not is_lost(books):
-        continue
-    assert books.open(FACTS) is True
-
-
-def is_lost(books: GrpcBooks) -> bool:
-    try:
-        books.append([])
-    except BooksUnreachable:
-        return False
-    except BooksLost:
-        return True
-    raise AssertionError("a new KV manager took an append for a pool that it cannot know")
-
-
-def started(directory: Path) -> subprocess.Popen[bytes]:
-    """A KV manager process that serves."""
-    arguments = ("--kv-address", f"unix:{directory}/kv.sock", "--kv-metrics-address", "127.0.0.1:0")
-    process = subprocess.Popen(command("kv-manager", *arguments), stderr=subprocess.DEVNULL, env=clean_environment())
-    with grpc.insecure_channel(f"unix:{directory}/kv.sock", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        stub.Check(health_pb2.HealthCheckRequest(), timeout=60, wait_for_ready=True)
-    return process

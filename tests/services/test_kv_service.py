@@ -202,7 +202,7 @@ def pages(stub: Any, size: int) -> Iterator[list[str]]:
 
 
 def test_messages_carry_every_field() -> None:
-    occupancy = Occupancy(*range(1, 10))
+    occupancy = Occupancy(*range(1, 11))
     assert told(wire.occupancy_to_wire(occupancy)) == asdict(occupancy)
     totals = Totals(*range(1, 12))
     assert told(wire.totals_to_wire(totals)) == asdict(totals)

@@ -55,6 +55,7 @@ def test_the_books_are_shown_while_idle(tmp_path: Path) -> None:
         "usable_blocks": 8,
         "shared_blocks": 2,
         "pinned_blocks": 0,
+        "leased_blocks": 0,
         "index_names": 2,
         "usage_ratio": 0.5,
         "stored_tokens": 12,  # two full blocks, and two tails of 2

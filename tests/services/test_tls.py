@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -11,9 +12,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from model_runner.books import BooksUnreachable, PoolFacts
-from services.books_client import GrpcBooks
 from services.channels import ClientTls, open_channel
 from services.errors import StartupError
+from services.session.limits import SessionLimits
+from services.session.link import GrpcLink
+from services.session_books import SessionBooks
 from tests.services.kv_support import kv_settings, run_command, running_kv_manager
 
 FACTS = PoolFacts(num_blocks=3, block_size=4, bytes_per_block=0, model_fingerprint="m")
@@ -53,10 +56,10 @@ def test_tls_on_both_kinds_of_address(certificates: Certificates, tmp_path: Path
     tls = ClientTls(certificates.path("ca.pem"))
     for address in ("127.0.0.1:0", f"unix:{tmp_path}/kv.sock"):
         with running_kv_manager(kv_settings(tmp_path, kv_address=address, **given)) as running:
-            books = GrpcBooks(running.address, tls=tls)
-            assert books.open(FACTS)
+            books = SessionBooks(partial(GrpcLink, running.address, tls), limits=SessionLimits(admit=10))
+            books.open(FACTS)
             books.close()
-            plain = GrpcBooks(running.address)
+            plain = SessionBooks(partial(GrpcLink, running.address))
             with pytest.raises(BooksUnreachable):
                 plain.open(FACTS)
             plain.close()

@@ -55,7 +55,7 @@ class PoolSpec(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., hash_algorithm: _Optional[_Union[HashAlgorithm, str]] = ..., prefix_index: _Optional[_Union[PrefixIndex, str]] = ..., eviction_policy: _Optional[_Union[EvictionPolicy, str]] = ...) -> None: ...
 
 class Occupancy(_message.Message):
-    __slots__ = ("usable_blocks", "free_blocks", "cached_blocks", "held_blocks", "shared_blocks", "stored_tokens", "reserved_tokens", "sequences", "pinned_blocks")
+    __slots__ = ("usable_blocks", "free_blocks", "cached_blocks", "held_blocks", "shared_blocks", "stored_tokens", "reserved_tokens", "sequences", "pinned_blocks", "leased_blocks")
     USABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class Occupancy(_message.Message):
     RESERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     usable_blocks: int
     free_blocks: int
     cached_blocks: int
@@ -74,7 +75,8 @@ class Occupancy(_message.Message):
     reserved_tokens: int
     sequences: int
     pinned_blocks: int
-    def __init__(self, usable_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., stored_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pinned_blocks: _Optional[int] = ...) -> None: ...
+    leased_blocks: int
+    def __init__(self, usable_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., stored_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ...) -> None: ...
 
 class Totals(_message.Message):
     __slots__ = ("allocated_blocks", "freed_blocks", "evicted_blocks", "forks", "copies", "queried_tokens", "hit_tokens", "allocation_failures", "unknown_frees", "reused_blocks", "removed_blocks")
@@ -581,3 +583,245 @@ class CheckResponse(_message.Message):
     checked_blocks: int
     checked_sequences: int
     def __init__(self, ok: _Optional[bool] = ..., violations: _Optional[_Iterable[str]] = ..., checked_blocks: _Optional[int] = ..., checked_sequences: _Optional[int] = ...) -> None: ...
+
+class SessionRequest(_message.Message):
+    __slots__ = ("open", "holdings", "step")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    open: SessionOpen
+    holdings: Holdings
+    step: SessionStep
+    def __init__(self, open: _Optional[_Union[SessionOpen, _Mapping]] = ..., holdings: _Optional[_Union[Holdings, _Mapping]] = ..., step: _Optional[_Union[SessionStep, _Mapping]] = ...) -> None: ...
+
+class SessionOpen(_message.Message):
+    __slots__ = ("pool_id", "spec", "runner_id", "lease_blocks", "restores")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    spec: PoolSpec
+    runner_id: str
+    lease_blocks: int
+    restores: bool
+    def __init__(self, pool_id: _Optional[str] = ..., spec: _Optional[_Union[PoolSpec, _Mapping]] = ..., runner_id: _Optional[str] = ..., lease_blocks: _Optional[int] = ..., restores: _Optional[bool] = ...) -> None: ...
+
+class Holdings(_message.Message):
+    __slots__ = ("sequences", "lease_block_ids", "cached", "last")
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[HeldSequence]
+    lease_block_ids: bytes
+    cached: _containers.RepeatedCompositeFieldContainer[CachedBlocks]
+    last: bool
+    def __init__(self, sequences: _Optional[_Iterable[_Union[HeldSequence, _Mapping]]] = ..., lease_block_ids: _Optional[bytes] = ..., cached: _Optional[_Iterable[_Union[CachedBlocks, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class HeldSequence(_message.Message):
+    __slots__ = ("sequence_id", "handle", "token_ids", "block_ids", "computed_tokens", "cached_tokens", "scope", "retention", "prompt_tokens")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: str
+    handle: int
+    token_ids: bytes
+    block_ids: bytes
+    computed_tokens: int
+    cached_tokens: int
+    scope: CacheScope
+    retention: Retention
+    prompt_tokens: int
+    def __init__(self, sequence_id: _Optional[str] = ..., handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class CachedBlocks(_message.Message):
+    __slots__ = ("scope", "block_ids", "parent_block_ids", "token_ids")
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    scope: CacheScope
+    block_ids: bytes
+    parent_block_ids: bytes
+    token_ids: bytes
+    def __init__(self, scope: _Optional[_Union[CacheScope, _Mapping]] = ..., block_ids: _Optional[bytes] = ..., parent_block_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+
+class SessionStep(_message.Message):
+    __slots__ = ("epoch", "number", "orders", "returned_block_ids")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    orders: _containers.RepeatedCompositeFieldContainer[SessionOrder]
+    returned_block_ids: bytes
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[SessionOrder, _Mapping]]] = ..., returned_block_ids: _Optional[bytes] = ...) -> None: ...
+
+class SessionOrder(_message.Message):
+    __slots__ = ("progress", "end", "admit", "fork", "truncate")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    ADMIT_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    progress: Progress
+    end: EndOrder
+    admit: AdmitOrder
+    fork: ForkOrder
+    truncate: TruncateOrder
+    def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., end: _Optional[_Union[EndOrder, _Mapping]] = ..., admit: _Optional[_Union[AdmitOrder, _Mapping]] = ..., fork: _Optional[_Union[ForkOrder, _Mapping]] = ..., truncate: _Optional[_Union[TruncateOrder, _Mapping]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("handles", "token_counts", "computed_tokens", "taken_counts", "asks", "token_ids", "taken_block_ids", "table_counts")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    handles: bytes
+    token_counts: bytes
+    computed_tokens: bytes
+    taken_counts: bytes
+    asks: bytes
+    token_ids: bytes
+    taken_block_ids: bytes
+    table_counts: bytes
+    def __init__(self, handles: _Optional[bytes] = ..., token_counts: _Optional[bytes] = ..., computed_tokens: _Optional[bytes] = ..., taken_counts: _Optional[bytes] = ..., asks: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., taken_block_ids: _Optional[bytes] = ..., table_counts: _Optional[bytes] = ...) -> None: ...
+
+class EndOrder(_message.Message):
+    __slots__ = ("progress", "preempted")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    progress: Progress
+    preempted: bool
+    def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., preempted: _Optional[bool] = ...) -> None: ...
+
+class AdmitOrder(_message.Message):
+    __slots__ = ("sequence_id", "handle", "token_ids", "scope", "headroom_blocks", "skip_cache_read", "resumed", "retention")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    HEADROOM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_CACHE_READ_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: str
+    handle: int
+    token_ids: bytes
+    scope: CacheScope
+    headroom_blocks: int
+    skip_cache_read: bool
+    resumed: bool
+    retention: Retention
+    def __init__(self, sequence_id: _Optional[str] = ..., handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., resumed: _Optional[bool] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+
+class ForkOrder(_message.Message):
+    __slots__ = ("parent_handle", "child_ids", "child_handles")
+    PARENT_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    CHILD_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHILD_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    parent_handle: int
+    child_ids: _containers.RepeatedScalarFieldContainer[str]
+    child_handles: bytes
+    def __init__(self, parent_handle: _Optional[int] = ..., child_ids: _Optional[_Iterable[str]] = ..., child_handles: _Optional[bytes] = ...) -> None: ...
+
+class TruncateOrder(_message.Message):
+    __slots__ = ("handle", "num_tokens")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    num_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("opened", "answer", "gap")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    GAP_FIELD_NUMBER: _ClassVar[int]
+    opened: SessionOpened
+    answer: SessionAnswer
+    gap: SessionGap
+    def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., answer: _Optional[_Union[SessionAnswer, _Mapping]] = ..., gap: _Optional[_Union[SessionGap, _Mapping]] = ...) -> None: ...
+
+class SessionOpened(_message.Message):
+    __slots__ = ("boot_id", "epoch", "lease_block_ids", "silence_seconds")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LEASE_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    epoch: int
+    lease_block_ids: bytes
+    silence_seconds: float
+    def __init__(self, boot_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_block_ids: _Optional[bytes] = ..., silence_seconds: _Optional[float] = ...) -> None: ...
+
+class SessionAnswer(_message.Message):
+    __slots__ = ("number", "grants", "admitted", "refusals", "lease_block_ids", "forgotten_block_ids")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    grants: Grants
+    admitted: _containers.RepeatedCompositeFieldContainer[Admitted]
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    lease_block_ids: bytes
+    forgotten_block_ids: bytes
+    def __init__(self, number: _Optional[int] = ..., grants: _Optional[_Union[Grants, _Mapping]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., lease_block_ids: _Optional[bytes] = ..., forgotten_block_ids: _Optional[bytes] = ...) -> None: ...
+
+class Grants(_message.Message):
+    __slots__ = ("handles", "first_indices", "counts", "block_ids", "copies")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDICES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    handles: bytes
+    first_indices: bytes
+    counts: bytes
+    block_ids: bytes
+    copies: _containers.RepeatedCompositeFieldContainer[BlockCopy]
+    def __init__(self, handles: _Optional[bytes] = ..., first_indices: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., copies: _Optional[_Iterable[_Union[BlockCopy, _Mapping]]] = ...) -> None: ...
+
+class Admitted(_message.Message):
+    __slots__ = ("handle", "block_ids", "cached_tokens", "copies")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    block_ids: bytes
+    cached_tokens: int
+    copies: _containers.RepeatedCompositeFieldContainer[BlockCopy]
+    def __init__(self, handle: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., copies: _Optional[_Iterable[_Union[BlockCopy, _Mapping]]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("handle", "reason", "sentence")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    reason: str
+    sentence: str
+    def __init__(self, handle: _Optional[int] = ..., reason: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class SessionGap(_message.Message):
+    __slots__ = ("expected_number",)
+    EXPECTED_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    expected_number: int
+    def __init__(self, expected_number: _Optional[int] = ...) -> None: ...

@@ -122,6 +122,11 @@ class KvManagerServiceStub:
                 request_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.CheckRequest.SerializeToString,
                 response_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.CheckResponse.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/octavo.kv.v1.KvManagerService/Session',
+                request_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.SessionRequest.SerializeToString,
+                response_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.SessionResponse.FromString,
+                _registered_method=True)
 
 
 class KvManagerServiceServicer:
@@ -255,6 +260,15 @@ class KvManagerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Session(self, request_iterator, context):
+        """Carries the whole traffic of one runner, for as long as it lives: it opens the pool, then sends one step after the
+        other, and gets one answer for each, in order. The end of the stream, or silence for longer than the session's
+        limit, ends every sequence of the runner. Only one runner speaks for a pool: a later opening ends an earlier one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KvManagerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -342,6 +356,11 @@ def add_KvManagerServiceServicer_to_server(servicer, server):
                     servicer.Check,
                     request_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.CheckRequest.FromString,
                     response_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.CheckResponse.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.SessionRequest.FromString,
+                    response_serializer=octavo_dot_kv_dot_v1_dot_kv__manager__pb2.SessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -806,6 +825,33 @@ class KvManagerService:
             '/octavo.kv.v1.KvManagerService/Check',
             octavo_dot_kv_dot_v1_dot_kv__manager__pb2.CheckRequest.SerializeToString,
             octavo_dot_kv_dot_v1_dot_kv__manager__pb2.CheckResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/octavo.kv.v1.KvManagerService/Session',
+            octavo_dot_kv_dot_v1_dot_kv__manager__pb2.SessionRequest.SerializeToString,
+            octavo_dot_kv_dot_v1_dot_kv__manager__pb2.SessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,188 @@
+"""The verbs that a runner speaks in a session: what it did is written down, what it asks for is granted or refused."""
+
+from __future__ import annotations
+
+from array import array
+
+from kvmanager.errors import InvalidArgument, KvError
+from kvmanager.restore import RestorablePool
+from kvmanager.sequence import Sequence
+from kvmanager.types import Append, Grant
+
+News = tuple[Sequence, "array[int]", int, int, "array[int]", int]
+"""A sequence; its new tokens; how many of its tokens are computed now; of a sequence that took blocks of the lease, the
+entries of its table before them, and those blocks; and what it asks for: 0, or 1 and more for room for all of its
+tokens and one less than so many behind."""
+
+Refused = tuple[Sequence, KvError]
+"""A sequence whose ask was refused, and why."""
+
+_NO_TOKENS = array("I")
+
+
+class RunnerPool(RestorablePool):
+    """A pool with a lease. The lease's blocks count as those of who gives no salt until a sequence takes them."""
+
+    def progress(self, news: list[News]) -> tuple[list[Grant], list[Refused]]:
+        """Commits what was computed and taken, all of it, and then grants what is asked for, one sequence at a time.
+
+        Blocks that were taken replace what the table has behind the entries that the runner knows. A sequence may so
+        come to be over its quota. Raises InvalidArgument, and
+        changes nothing, when what is told can't be true.
+        """
+        self._expire_pins()
+        self._check_news(news)
+        for sequence, token_ids, computed, entries, taken, _ in news:
+            if taken:
+                self._replace_end(sequence, entries, taken)
+            self._commit(sequence, token_ids, computed)
+        grants: list[Grant] = []
+        refused: list[Refused] = []
+        for sequence, _, _, _, _, ask in news:
+            if ask:
+                try:
+                    self._answer_ask(sequence, ask - 1, grants)
+                except KvError as error:
+                    refused.append((sequence, error))
+        return grants, refused
+
+    def fill_lease(self, wanted: int) -> list[int]:
+        """Fills the lease up to `wanted` blocks, as long as so many stay for others. Returns the new ones."""
+        self._expire_pins()
+        base = self.block_pool.tenants.base
+        count = min(wanted - len(self.lease), self.block_pool.available - wanted)
+        if base.quota:
+            count = min(count, base.room)
+        if count <= 0:
+            return []
+        blocks = self.block_pool.take(count, base)
+        self.lease.add(blocks)
+        self.table_entries += count
+        return blocks
+
+    def give_back(self, blocks: list[int]) -> None:
+        """Takes blocks of the lease back. Raises InvalidArgument, and changes nothing, for one that is not in it."""
+        self._check_leased(blocks)
+        self.lease.remove(blocks)
+        self.table_entries -= len(blocks)
+        self.block_pool.release(blocks)
+
+    def end_runner(self, caller: int) -> int:
+        """Ends all sequences of a runner, takes its lease back, and returns how many sequences they were.
+
+        What it computed stays cached as far as it was committed; nothing is pinned.
+        """
+        gone = [Append(key) for key, sequence in self.live.items() if sequence.owner == caller]
+        self.free(gone, preempted=True, caller=caller)
+        self.give_back(self.lease.members())
+        return len(gone)
+
+    def listen(self) -> None:
+        """Notes from now on which blocks can be hit no more."""
+        self.block_pool.forgotten = set()
+
+    def stop_listening(self) -> None:
+        """Notes that no longer."""
+        self.block_pool.forgotten = None
+
+    def take_forgotten(self) -> list[int]:
+        """The blocks that can be hit no more, since the last call."""
+        forgotten, names = self.block_pool.forgotten, self.block_pool.index.names
+        if not forgotten:
+            return []
+        self.block_pool.forgotten = set()
+        return [block for block in forgotten if not names[block]]
+
+    def _check_news(self, news: list[News]) -> None:
+        size, live = self.spec.block_size, self.live
+        all_taken: list[int] = []
+        for sequence, token_ids, computed, entries, taken, _ in news:
+            if live.get(sequence.sequence_id) is not sequence:
+                raise InvalidArgument(f"sequence {sequence.sequence_id!r} has ended", sequence_id=sequence.sequence_id)
+            told, own = len(sequence.chain.token_ids), len(sequence.blocks)
+            room = own * size
+            if taken:
+                own = self._check_entries(sequence, entries)
+                room = (own + len(taken)) * size
+                all_taken.extend(taken)
+            known = told + len(token_ids)
+            if computed < sequence.computed or computed > known or computed > room:
+                raise InvalidArgument(
+                    f"sequence {sequence.sequence_id!r} has {sequence.computed} computed tokens, {known} known and "
+                    f"room for {room} in its blocks: computed_tokens {computed} must be from the first to the least of "
+                    "the others",
+                    computed_tokens=computed,
+                    known_tokens=known,
+                    block_tokens=room,
+                )
+            if computed > told:
+                self._check_own_writes(sequence, told, min(computed, own * size))
+            if computed // size > sequence.computed // size:
+                self._check_names(sequence, min(computed, told) // size)
+        if len({row[0].sequence_id for row in news}) < len(news):
+            raise InvalidArgument("a sequence is named twice; put all its news into one entry")
+        self._check_leased(all_taken)
+
+    def _check_names(self, sequence: Sequence, last: int) -> None:
+        """Refuses to fill blocks before index `last` that hold something else: it was written without an ask."""
+        names = self.block_pool.index.names
+        for index in range(sequence.computed // self.spec.block_size, min(last, len(sequence.blocks))):
+            name = names[sequence.blocks[index]]
+            if name and name != sequence.chain.name(index):
+                raise InvalidArgument(
+                    f"sequence {sequence.sequence_id!r} says that it computed tokens in block "
+                    f"{sequence.blocks[index]}, which holds others; after a fork or a truncate, ask before the next "
+                    "write",
+                    block=sequence.blocks[index],
+                )
+
+    def _check_entries(self, sequence: Sequence, entries: int) -> int:
+        """Refuses blocks behind a table that the sequence doesn't have, or in the place of what is computed."""
+        if not self._blocks_for(sequence.computed) <= entries <= len(sequence.blocks):
+            raise InvalidArgument(
+                f"sequence {sequence.sequence_id!r} has {len(sequence.blocks)} blocks and {sequence.computed} computed "
+                f"tokens: blocks of the lease can't follow its first {entries}",
+                blocks=len(sequence.blocks),
+                computed_tokens=sequence.computed,
+                entries=entries,
+            )
+        return entries
+
+    def _check_leased(self, blocks: list[int]) -> None:
+        if blocks and (strangers := self.lease.strangers(blocks)):
+            raise InvalidArgument(
+                f"block {strangers[0]} is not in the lease of {len(self.lease)} blocks, or is named twice",
+                block=strangers[0],
+                leased_blocks=len(self.lease),
+            )
+
+    def _replace_end(self, sequence: Sequence, entries: int, taken: array[int]) -> None:
+        """Blocks of the lease follow the first `entries` of a table. They stay held, by one holder each."""
+        unknown = sequence.blocks[entries:]
+        if unknown:
+            del sequence.blocks[entries:]
+            self.table_entries -= len(unknown)
+            self.block_pool.release(unknown[::-1])
+        self.lease.remove(taken)
+        sequence.blocks.extend(taken)
+        tenants = self.block_pool.tenants
+        tenants.base.used -= len(taken)
+        sequence.tenant.used += len(taken)
+        if sequence.tenant.salt:
+            tenants.of_block.update(dict.fromkeys(taken, sequence.tenant))
+
+    def _answer_ask(self, sequence: Sequence, lookahead: int, grants: list[Grant]) -> None:
+        """Grows one sequence, and makes its own what it will write. Raises NeverFits, PoolShort."""
+        computed, room = sequence.computed, sequence.num_tokens + lookahead
+        num_blocks = self._blocks_for(room)
+        added = max(0, num_blocks - len(sequence.blocks))
+        if added:
+            self._check_fits(sequence.sequence_id, room, num_blocks, sequence.tenant)
+        # All that is known may be computed: what is told next will be written there without another ask.
+        foreign, copies = self._foreign_writes(sequence, computed, {}, {})
+        needed = added + copies
+        if needed:
+            self._check_available(needed, 0)
+            self._check_quota(needed, sequence.tenant)
+        if added or foreign:
+            self._grow((sequence, _NO_TOKENS, computed, foreign, added, needed), grants)

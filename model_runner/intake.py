@@ -1,0 +1,111 @@
+"""The engine's front door: what callers of any thread submit and cancel, until the engine's own takes it in."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model_runner.engine_types import DuplicateRequest, EngineStopped, QueueFull
+from model_runner.request import RequestView
+from model_runner.sequence import LiveRequest
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What has come since the last time: new requests, live ones to be aborted, and whether the engine is to stop."""
+
+    arrived: list[LiveRequest]
+    aborted: list[LiveRequest]
+    stopping: bool
+
+
+class Intake:
+    """The live requests by id. Thread-safe."""
+
+    def __init__(self, max_queued_requests: int) -> None:
+        self._max_queued = max_queued_requests
+        self._lock = threading.Condition()
+        self._live: dict[str, LiveRequest] = {}
+        self._arrived: list[LiveRequest] = []
+        self._aborted: list[LiveRequest] = []
+        self._stopping = False
+
+    def submit(self, live: LiveRequest) -> None:
+        """Takes in a request. Raises DuplicateRequest, QueueFull, EngineStopped."""
+        request_id = live.request.request_id
+        with self._lock:
+            if self._stopping:
+                raise EngineStopped("the server is shutting down; send the request to another one")
+            if request_id in self._live:
+                raise DuplicateRequest(f"request {request_id!r} is live already; take another id")
+            waiting = sum(1 for other in self._live.values() if other.admitted_at is None)
+            if waiting >= self._max_queued:
+                raise QueueFull(f"{waiting} requests wait already, as many as may; retry later")
+            self._live[request_id] = live
+            self._arrived.append(live)
+            self._lock.notify()
+
+    def cancel(self, live: LiveRequest) -> None:
+        """Ends this request before the next step, and never a later one of the same id."""
+        with self._lock:
+            self._aborted.append(live)
+            self._lock.notify()
+
+    def abort(self, request_ids: Sequence[str]) -> tuple[int, int]:
+        """Ends requests before the next step. Returns how many were live, and how many unknown."""
+        with self._lock:
+            asked = dict.fromkeys(request_ids)
+            known = [self._live[request_id] for request_id in asked if request_id in self._live]
+            self._aborted.extend(known)
+            self._lock.notify()
+        return len(known), len(asked) - len(known)
+
+    def stop(self) -> None:
+        """Lets nobody in any more."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify()
+
+    def views(self) -> list[RequestView]:
+        """The live requests, oldest first, as an operator sees them."""
+        now = time.monotonic()
+        with self._lock:
+            return [live.view(now) for live in self._live.values()]
+
+    def counts(self) -> tuple[int, int]:
+        """Running and waiting requests."""
+        with self._lock:
+            running = sum(1 for live in self._live.values() if live.is_running)
+            return running, len(self._live) - running
+
+    # For the engine's thread.
+
+    def take(self) -> News:
+        """What has come since the last call."""
+        with self._lock:
+            arrived, self._arrived = self._arrived, []
+            ended, self._aborted = self._aborted, []
+            return News(arrived, [live for live in dict.fromkeys(ended) if self.is_live(live)], self._stopping)
+
+    def wait(self, seconds: float, *, for_news: bool = True) -> bool:
+        """Sleeps until something comes; false when nothing does. for_news=False: only what comes from now on counts."""
+        with self._lock:
+            if self._stopping or (for_news and (self._arrived or self._aborted)):
+                return True
+            return self._lock.wait(seconds)
+
+    def is_live(self, live: LiveRequest) -> bool:
+        """Whether this very request has not ended."""
+        return self._live.get(live.request.request_id) is live
+
+    def all(self) -> list[LiveRequest]:
+        """The live requests, oldest first."""
+        with self._lock:
+            return list(self._live.values())
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        with self._lock:
+            del self._live[request_id]

@@ -1,0 +1,57 @@
+"""The mirror's self-check: recomputes what is derived, and says what does not add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from services.session.held import Held
+from services.session.mirror import Mirror
+
+
+def violations(mirror: Mirror) -> list[str]:
+    """One sentence for each rule that is broken; O(blocks + tokens)."""
+    found = [sentence for held in mirror.live.values() for sentence in _of_sequence(mirror, held)]
+    return [*found, *_of_blocks(mirror), *_of_tree(mirror)]
+
+
+def _of_sequence(mirror: Mirror, held: Held) -> list[str]:
+    name, room = held.sequence_id, len(held.blocks) * mirror.block_size
+    rules = {
+        f"{name!r} has {held.computed} computed tokens of {len(held.tokens)} in room for {room}": held.computed
+        <= min(len(held.tokens), room),
+        f"{name!r} has shown {held.shown} of {len(held.blocks)} blocks": held.shown <= len(held.blocks),
+        f"{name!r} has told {held.told} and sent {held.sent} of {len(held.tokens)} tokens": max(held.told, held.sent)
+        <= len(held.tokens),
+        f"{name!r} names a block twice": len(set(held.blocks)) == len(held.blocks),
+        f"{name!r} is not found by its handle": mirror.by_handle.get(held.handle) is held,
+        f"{name!r} waits for a copy that it did not ask for": not held.copy_due or bool(held.asked or held.wants),
+    }
+    return [sentence for sentence, holds in rules.items() if not holds]
+
+
+def _of_blocks(mirror: Mirror) -> list[str]:
+    """Each block is in one place: tables, lease, or cached and idle."""
+    counts = Counter(block for held in mirror.live.values() for block in held.blocks)
+    places = Counter([*counts, *mirror.lease, *mirror.cached.blocks])
+    found = [f"block {block} is in {times} places" for block, times in places.items() if times > 1]
+    wrong = [block for block, count in enumerate(mirror.counts) if count != counts[block]]
+    found += [f"block {block} counts {mirror.counts[block]} and is in {counts[block]} tables" for block in wrong]
+    if places[0]:
+        found.append("the null block is held")
+    return found
+
+
+def _of_tree(mirror: Mirror) -> list[str]:
+    tree = mirror.cached
+    children: dict[int, set[int]] = {}
+    for block, cached in tree.blocks.items():
+        children.setdefault(cached.parent, set()).add(block)
+    full = {block for held in mirror.live.values() for block in held.blocks[: held.computed // mirror.block_size]}
+    found = ["the children of the cached blocks are not those that name them"] if children != tree.children else []
+    known = full | tree.blocks.keys() | {0}
+    found += [
+        f"cached block {block} follows {each.parent}, which holds nothing"
+        for block, each in tree.blocks.items()
+        if each.parent not in known
+    ]
+    return found

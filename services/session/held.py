@@ -1,0 +1,78 @@
+"""A sequence as its runner's mirror knows it."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from model_runner.request import Retention
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why the KV manager did not carry something out: its word for it, and its sentence."""
+
+    reason: str
+    sentence: str
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One live sequence. Counts are in tokens from the first, but for `shown`, which is in blocks.
+
+    blocks: the block table; shown: how much of it the engine has seen. told: tokens that the engine need not tell
+    again. sent, sent_computed: what is in orders. taken: blocks of the lease that are in no order yet; taken_at: where
+    in the table the first of them is. asked: the message whose answer brings room, 0 for none. copy_due: that answer
+    may replace a block that would be written next, so nothing may be written before it is there.
+    """
+
+    sequence_id: str
+    handle: int
+    salt: str
+    retention: Retention
+    tokens: array[int]
+    blocks: list[int] = field(default_factory=list)
+    shown: int = 0
+    computed: int = 0
+    cached: int = 0
+    told: int = 0
+    prompt_tokens: int = 0
+    """What it pins when it ends."""
+    sent: int = 0
+    sent_computed: int = 0
+    taken: list[int] = field(default_factory=list)
+    taken_at: int = 0
+    wants: int = 0
+    """Tokens that room is to be asked for in the next order; 0 for none."""
+    asked: int = 0
+    forked: bool = False
+    """Others may hold the blocks that it will write."""
+    copy_due: bool = False
+    refused: Refused | None = None
+    """The answer to the last question for room."""
+    due: int = 0
+    """The step at which room is asked for ahead; 0 for none."""
+
+    def child(self, sequence_id: str, handle: int) -> Held:
+        """A sequence with the same tokens and blocks. It pins nothing: the parent pins the prompt for all."""
+        return Held(
+            sequence_id,
+            handle,
+            self.salt,
+            Retention(self.retention.priority),
+            self.tokens[:],
+            self.blocks[:],
+            shown=self.shown,
+            computed=self.computed,
+            cached=self.cached,
+            told=self.told,
+            sent=len(self.tokens),
+            sent_computed=self.computed,
+            forked=True,
+        )
+
+    def mark_sent(self) -> None:
+        """All of it is in orders, or in a report."""
+        self.sent = len(self.tokens)
+        self.sent_computed = self.computed
+        self.taken = []

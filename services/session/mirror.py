@@ -1,0 +1,368 @@
+"""The mirror: all that one runner holds in its pool, kept by its engine's thread, and what to say of it.
+
+The verbs of the engine change the mirror at once and leave orders for the next message; an answer changes it again.
+What the mirror says is the truth of the physical cache, so that the books of a KV manager that has lost them, or has
+missed something, can be made anew from it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from octavo.kv.v1 import kv_manager_pb2 as pb
+
+from model_runner.books import Admission, AllocationRequest, CopyOrder, SequenceUpdate
+from services.columns import from_column, to_column
+from services.session.cached_tree import CachedBlock, CachedTree
+from services.session.held import Held, Refused
+from services.session.orders import OrderBook
+
+AHEAD_STEPS = 2
+"""Room is asked for so many steps before a sequence can need it."""
+
+
+class BrokenMirror(Exception):
+    """The KV manager's books are not what this runner holds: they must be made anew from its report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What a step message carries besides its number."""
+
+    orders: list[pb.SessionOrder]
+    returned_block_ids: bytes
+    askers: list[Held]
+
+
+class Mirror:
+    """What a runner holds. Not thread-safe.
+
+    `speaks` is true from a report on until the session that it was for breaks: only then are orders kept, since a
+    report says all that came before.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, caches: bool = True) -> None:
+        self.block_size = block_size
+        self.caches = caches
+        self.live: dict[str, Held] = {}
+        self.by_handle: dict[int, Held] = {}
+        self.counts = [0] * num_blocks
+        """Entries of the live sequences' block tables, by block; derived."""
+        self.lease: list[int] = []
+        self.cached = CachedTree()
+        self.copies: list[CopyOrder] = []
+        """Copies that the engine has not been told of yet, in order."""
+        self.orders = OrderBook()
+        self.speaks = False
+        self.taken_total = 0
+        """Blocks that were taken from the lease."""
+        self._returned: list[int] = []
+        self._handles = 0
+        self._admitting: dict[int, Held] = {}
+        self._results: dict[int, Admission | Refused] = {}
+        self._asked: dict[int, list[Held]] = {}
+        """By message, the sequences that ask for room in it."""
+        self._steps = 0
+        self._due: dict[int, list[Held]] = {}
+        """By step, the sequences for which room is asked ahead."""
+
+    # The engine's verbs.
+
+    def tell(self, update: SequenceUpdate) -> Held:
+        """Notes the news of a live sequence. Told again, they change nothing.
+
+        Raises ValueError, and changes nothing, for an unknown sequence and for news that can't be true.
+        """
+        held = self._held(update.sequence_id)
+        fresh = update.token_ids[len(held.tokens) - held.told :]
+        room = min(len(held.tokens) + len(fresh), len(held.blocks) * self.block_size)
+        if update.computed_tokens > room:
+            raise ValueError(f"{held.sequence_id!r} can't have {update.computed_tokens} computed tokens of {room}")
+        held.tokens.extend(fresh)
+        held.computed = max(held.computed, update.computed_tokens)
+        if self.speaks and (held.sent < len(held.tokens) or held.sent_computed < held.computed):
+            self.orders.tell(held)
+        return held
+
+    def has_room(self, held: Held) -> bool:
+        """Whether the sequence may write up to its last token; takes blocks of the lease, or else asks for room."""
+        if held.copy_due:
+            return False
+        if held.forked and self._is_shared(held):
+            self._ask(held, len(held.tokens))
+            held.copy_due = held.wants > 0
+            return False
+        held.forked = False
+        missing = -(-len(held.tokens) // self.block_size) - len(held.blocks)
+        if missing > len(self.lease):
+            self._ask(held, len(held.tokens))
+            return False
+        if missing > 0:
+            self._take(held, missing)
+        return True
+
+    def show(self, held: Held) -> tuple[int, list[int]]:
+        """What the engine has not seen of the block table, and the index of its first entry.
+
+        The engine goes on with the sequence: what it told counts as told, and room is asked for ahead of its next need.
+        """
+        first, held.shown = held.shown, len(held.blocks)
+        held.told = len(held.tokens)
+        if held.told - held.computed <= 1:
+            self._plan_ahead(held)
+        return first, held.blocks[first:]
+
+    def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
+        """Gives children the parent's tokens and blocks.
+
+        Raises BrokenMirror while an answer may change them; ValueError for an unknown parent, and for one that has told
+        tokens without getting the room for them.
+        """
+        parent = self._held(parent_id)
+        if parent.told < len(parent.tokens):
+            raise ValueError(f"{parent_id!r} has told {len(parent.tokens)} tokens, and has room for {parent.told}")
+        if parent.asked or parent.wants:
+            raise BrokenMirror(f"sequence {parent_id!r} was forked while it asked for room")
+        parent.forked = True
+        children = [parent.child(child_id, self._next_handle()) for child_id in child_ids]
+        if self.speaks:
+            self.orders.fork(parent, children)
+        for child in children:
+            self._enter(child)
+            self._count(child.blocks)
+
+    def end(self, updates: Iterable[SequenceUpdate], *, preempted: bool) -> None:
+        """Ends sequences with their last news; unknown ones are ignored."""
+        ended = [self.tell(update) for update in updates if update.sequence_id in self.live]
+        for held in ended:
+            held.wants = 0
+        if self.speaks and ended:
+            self.orders.end(ended, preempted)
+        for held in ended:
+            self._leave(held)
+
+    def admit(self, request: AllocationRequest) -> int:
+        """Asks for a new sequence and returns the handle to get the outcome by."""
+        handle = self._next_handle()
+        held = Held(request.sequence_id, handle, request.cache_salt, request.retention, array("I", request.token_ids))
+        self._admitting[handle] = held
+        self.orders.admit(handle, request)
+        return handle
+
+    def outcome(self, handle: int) -> Admission | Refused | None:
+        """What came of an admission; None while nothing has."""
+        return self._results.pop(handle, None)
+
+    def withdraw(self, handle: int) -> None:
+        """Nobody waits for this admission any more: if it succeeds, the sequence ends at once."""
+        held = self._admitting.pop(handle, None)
+        if held is not None and self.speaks:
+            held.mark_sent()
+            self.orders.end([held], False)
+
+    def return_lease(self) -> bool:
+        """Gives the spare blocks back before the next message's orders; false when there are none."""
+        self._returned += self.lease
+        self.lease = []
+        return bool(self._returned)
+
+    def step(self, *, asks: bool = True) -> None:
+        """A step of the engine is scheduled: asks for the room that sequences will need soon, if it is time to."""
+        self._steps += 1
+        for held in self._due.pop(self._steps, ()):
+            if asks and held.due == self._steps and self.by_handle.get(held.handle) is held:
+                held.due = 0
+                self._ask(held, len(held.blocks) * self.block_size + 1)
+
+    # Messages.
+
+    def report(self) -> None:
+        """All that came before is in a report, which is made next; from now on orders are kept."""
+        self._forget_questions()
+        self.orders.clear()
+        self._returned = []
+        for held in self.live.values():
+            held.mark_sent()
+        self.speaks = True
+
+    def silence(self) -> None:
+        """The session is broken: its answers will not come."""
+        self._forget_questions()
+        self.orders.clear()
+        self._returned = []
+        self.speaks = False
+
+    def take_orders(self, number: int) -> Outgoing:
+        """What message `number` says."""
+        orders, askers = self.orders.take()
+        returned, self._returned = self._returned, []
+        for held in askers:
+            held.asked = number
+        if askers:
+            self._asked[number] = askers
+        return Outgoing(orders, to_column(returned), askers)
+
+    @property
+    def holds_something(self) -> bool:
+        """Whether there is anything to report."""
+        return bool(self.live or self.lease or self.cached.blocks)
+
+    @property
+    def has_orders(self) -> bool:
+        return not self.orders.empty or bool(self._returned)
+
+    def apply(self, answer: pb.SessionAnswer) -> None:
+        """Takes over the answer to a message; they must come in order. Raises BrokenMirror."""
+        self.cached.discard_all(_ids(answer.forgotten_block_ids))
+        self.add_lease(answer.lease_block_ids)
+        askers = [held for held in self._asked.pop(answer.number, ()) if held.asked == answer.number]
+        self._apply_grants(answer.grants, {held.handle: held for held in askers})
+        for admitted in answer.admitted:
+            self._apply_admitted(admitted)
+        for held in askers:
+            held.asked = 0
+            held.copy_due = False
+        for refusal in answer.refusals:
+            self._apply_refusal(refusal, askers)
+
+    def add_lease(self, column: bytes) -> None:
+        """More spare blocks."""
+        blocks = _ids(column)
+        self.cached.discard_all(blocks)
+        self.lease += blocks
+
+    def forget(self) -> None:
+        """Nothing is held any more: the books of the KV manager will begin empty."""
+        self.silence()
+        self.live.clear()
+        self.by_handle.clear()
+        self.counts = [0] * len(self.counts)
+        self.lease = []
+        self.cached = CachedTree()
+        self.copies = []
+        self._due.clear()
+
+    # How they do it.
+
+    def _held(self, sequence_id: str) -> Held:
+        held = self.live.get(sequence_id)
+        if held is None:
+            raise ValueError(f"no live sequence {sequence_id!r}")
+        return held
+
+    def _next_handle(self) -> int:
+        self._handles += 1
+        return self._handles
+
+    def _is_shared(self, held: Held) -> bool:
+        return any(self.counts[block] > 1 for block in held.blocks[held.computed // self.block_size :])
+
+    def _ask(self, held: Held, tokens: int) -> None:
+        if self.speaks and not held.asked:
+            held.wants = max(held.wants, tokens)
+            held.refused = None
+            self.orders.ask(held)
+
+    def _take(self, held: Held, count: int) -> None:
+        """Takes spare blocks; an answer that brings others for the same place comes too late."""
+        if not held.taken:
+            held.taken_at = len(held.blocks)
+        blocks = [self.lease.pop() for _ in range(count)]
+        held.blocks += blocks
+        held.taken += blocks
+        held.asked = held.wants = 0
+        self._count(blocks)
+        self.taken_total += count
+        if self.speaks:
+            self.orders.tell(held)
+
+    def _plan_ahead(self, held: Held) -> None:
+        room = len(held.blocks) * self.block_size
+        held.due = self._steps + max(1, room + 1 - held.told + 1 - AHEAD_STEPS)
+        self._due.setdefault(held.due, []).append(held)
+
+    def _enter(self, held: Held) -> None:
+        self.live[held.sequence_id] = held
+        self.by_handle[held.handle] = held
+
+    def _count(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self.counts[block] += 1
+
+    def _leave(self, held: Held) -> None:
+        """Its blocks are nobody's, or can still be hit; the beginning of the chain outlives its end."""
+        del self.live[held.sequence_id], self.by_handle[held.handle]
+        full = held.computed // self.block_size if self.caches else 0
+        for index in range(len(held.blocks) - 1, -1, -1):
+            block = held.blocks[index]
+            self.counts[block] -= 1
+            if not self.counts[block] and index < full:
+                tokens = held.tokens[index * self.block_size : (index + 1) * self.block_size]
+                parent = held.blocks[index - 1] if index else 0
+                self.cached.add(block, CachedBlock(parent, to_column(tokens), held.salt))
+
+    def _apply_grants(self, grants: pb.Grants, askers: dict[int, Held]) -> None:
+        self.copies += map(_copy, grants.copies)
+        blocks = _ids(grants.block_ids)
+        start = 0
+        columns = (_ids(grants.handles), _ids(grants.first_indices), _ids(grants.counts))
+        for handle, first, count in zip(*columns, strict=True):
+            granted = blocks[start : start + count]
+            start += count
+            if handle in askers and handle in self.by_handle:
+                self._grant(askers[handle], first, granted)
+
+    def _grant(self, held: Held, first: int, granted: list[int]) -> None:
+        for block in held.blocks[first:]:
+            self.counts[block] -= 1
+        held.blocks[first:] = granted
+        self._count(granted)
+        self.cached.discard_all(granted)
+        held.shown = min(held.shown, first)
+
+    def _apply_admitted(self, admitted: pb.Admitted) -> None:
+        self.copies += map(_copy, admitted.copies)
+        held = self._admitting.pop(admitted.handle, None)
+        if held is None:
+            return
+        held.blocks = _ids(admitted.block_ids)
+        held.computed = held.cached = held.sent_computed = admitted.cached_tokens
+        held.sent = held.told = held.prompt_tokens = len(held.tokens)
+        held.shown = len(held.blocks)
+        hits = admitted.cached_tokens // self.block_size
+        for block in held.blocks[:hits]:
+            self.cached.wake(block)
+        self.cached.discard_all(held.blocks[hits:])
+        self._enter(held)
+        self._count(held.blocks)
+        self._results[held.handle] = Admission(held.blocks[:], held.cached)
+
+    def _apply_refusal(self, refusal: pb.Refusal, askers: list[Held]) -> None:
+        refused = Refused(refusal.reason, refusal.sentence)
+        if self._admitting.pop(refusal.handle, None) is not None:
+            self._results[refusal.handle] = refused
+            return
+        asked = [held for held in askers if held.handle == refusal.handle]
+        for held in asked:
+            held.refused = refused
+        if not asked and refusal.handle in self.by_handle:
+            raise BrokenMirror(f"{self.by_handle[refusal.handle].sequence_id!r}: {refusal.sentence}")
+
+    def _forget_questions(self) -> None:
+        for held in self.live.values():
+            held.asked = held.wants = 0
+            held.copy_due = False
+            held.refused = None
+        self._asked.clear()
+        self._admitting.clear()
+        self._results.clear()
+
+
+def _ids(column: bytes) -> list[int]:
+    return from_column(column, "block_ids").tolist()
+
+
+def _copy(order: pb.BlockCopy) -> CopyOrder:
+    return CopyOrder(order.source_block_id, order.target_block_id, order.num_tokens)

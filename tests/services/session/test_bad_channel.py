@@ -1,0 +1,64 @@
+"""An engine over a channel that does everything a channel may do: the answers are those of the undisturbed run."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvmanager.types import IndexKind
+from model_runner.engine_types import EngineState
+from services.cache_options import CacheOptions
+from tests.model_runner.toy_model import answer
+from tests.services.session.bad_channel import FakeClock, FakeServer, Faults
+from tests.services.session.stepped_engine import Bench
+
+
+def test_an_undisturbed_run() -> None:
+    bench = Bench(FakeServer(FakeClock()))
+    bench.until_served()
+    prompt = list(range(10))
+    bench.submit("a", prompt, 20)
+    bench.until_all_ended()
+    assert bench.tokens("a") == answer(prompt, 20)
+    bench.assert_books_agree()
+    assert bench.states == [EngineState.SERVING]
+
+
+ROUGH = Faults(lost=0.03, doubled=0.05, delayed=0.2, delay=0.1, cut=0.01)
+
+
+@pytest.mark.parametrize("index", [IndexKind.HASH, IndexKind.RADIX, IndexKind.NONE])
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_is_lost_and_nothing_is_wrong(seed: int, index: IndexKind) -> None:
+    rng = random.Random(seed)
+    server = FakeServer(FakeClock(), rng=random.Random(seed + 1), faults=ROUGH)
+    bench = Bench(server, num_blocks=rng.choice([30, 65]), cache=CacheOptions(index=index), max_sequences=8)
+    bench.until_served()
+    shared = [rng.randrange(40) for _ in range(24)]
+    plans = {}
+    for number in range(40):
+        prompt = shared[: rng.randrange(len(shared))] + [rng.randrange(40) for _ in range(rng.randrange(1, 12))]
+        plans[str(number)] = (prompt, rng.randrange(1, 30), rng.choice([1, 1, 1, 3]))
+    aborted = set()
+    for number, (prompt, count, choices) in plans.items():
+        bench.submit(number, prompt, count, num_choices=choices)
+        bench.turn(rng.randrange(6))
+        if rng.random() < 0.1:
+            bench.engine.abort([number])
+            aborted.add(number)
+        if rng.random() < 0.05:
+            server.kill()
+            bench.turn(rng.randrange(20))
+            server.start()
+        if rng.random() < 0.05:
+            server.stop()
+            bench.turn(rng.randrange(100))
+            server.go_on()
+    bench.until_all_ended()
+    for number, (prompt, count, choices) in plans.items():
+        if number not in aborted:
+            for choice in range(choices):
+                assert bench.tokens(number, choice) == answer(prompt, count)
+    bench.assert_books_agree()
+    assert not bench.mirror.live

@@ -1,0 +1,207 @@
+"""What the engine's thread gets while the KV manager is late, away, or short of blocks, on the test's own clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from model_runner.books import (
+    AllocationRequest,
+    BooksLost,
+    BooksTaken,
+    BooksUnreachable,
+    Growth,
+    PoolFacts,
+    SequenceUpdate,
+)
+from services.session.limits import SessionLimits
+from services.session.link import LinkBroken
+from services.session.session import SessionState
+from services.session_books import SessionBooks
+from tests.services.session.bad_channel import FakeClock, FakeServer
+
+FACTS = PoolFacts(num_blocks=33, block_size=4, bytes_per_block=0, model_fingerprint="m")
+LIMITS = SessionLimits(beat=0)
+
+
+class Waits(list):
+    """A watch that keeps what it is told."""
+
+    def on_wait(self, seconds: float) -> None:
+        self.append(seconds)
+
+    def on_round_trip(self, seconds: float) -> None:
+        pass
+
+
+class Runner:
+    """Books that are open at a fake KV manager."""
+
+    def __init__(self, server: FakeServer | None = None, lease: int = 2) -> None:
+        self.server = server or FakeServer(FakeClock())
+        self.clock = self.server.clock
+        self.waits = Waits()
+        self.books = SessionBooks(
+            self.server.dial, lease_blocks=lease, limits=LIMITS, clock=self.clock, watch=self.waits
+        )
+        self.until_open()
+
+    def until_open(self) -> None:
+        for _ in range(100):
+            try:
+                self.books.open(FACTS)
+                return
+            except BooksUnreachable:
+                self.clock.now += 0.25
+        raise AssertionError("it does not open")
+
+    def flush(self, steps: int = 1, seconds: float = 0.01) -> None:
+        for _ in range(steps):
+            self.clock.now += seconds
+            self.books.flush()
+
+    def spent(self, act) -> float:
+        """Seconds that a verb makes the engine's thread wait."""
+        before = self.clock.now
+        act()
+        return self.clock.now - before
+
+
+def admit(runner: Runner, name: str, tokens: int) -> list[int]:
+    admission = runner.books.allocate(AllocationRequest(name, list(range(tokens))))
+    assert admission is not None
+    return list(admission.block_ids)
+
+
+def grow(runner: Runner, name: str, computed: int) -> Growth:
+    """A sequence that has computed all it had tells its next token."""
+    growth = runner.books.append([SequenceUpdate(name, [7], computed)])
+    assert growth is not None
+    return growth
+
+
+def test_room_is_there_before_it_is_needed() -> None:
+    runner = Runner(lease=0)
+    admit(runner, "a", 5)
+    growth = grow(runner, "a", 5)  # 6 tokens in 2 blocks: the 9th, in three steps, needs another
+    assert growth.grants == []
+    runner.flush()
+    waited = runner.waits[:]
+    runner.flush(2)
+    # Its tokens 7 and 8 fill the block; the 9th is drawn.
+    growth = runner.books.append([SequenceUpdate("a", [7] * 3, 8)])
+    assert growth is not None
+    assert [(grant.first_index, len(grant.block_ids)) for grant in growth.grants] == [(2, 1)]
+    runner.flush()
+    assert runner.waits == waited, "nobody waited"
+
+
+def test_a_late_kv_manager_is_waited_for_once_and_for_a_moment() -> None:
+    runner = Runner(lease=0)
+    admit(runner, "a", 4)
+    runner.flush()
+    runner.waits.clear()
+    runner.server.stop()
+    first = runner.spent(lambda: grow_in_vain(runner))
+    assert first == pytest.approx(LIMITS.ask, abs=1e-4)
+    runner.clock.now += 0.01
+    assert runner.spent(lambda: grow_in_vain(runner)) == 0, "an answer is late already"
+    assert runner.books.away == "", "late is not away"
+    runner.server.go_on()
+    runner.flush(2)
+    growth = runner.books.append([SequenceUpdate("a", [7], 4)])
+    assert growth is not None
+    assert (growth.stalled, len(growth.grants)) == (frozenset(), 1)
+    runner.flush()
+    assert runner.waits == [pytest.approx(LIMITS.ask, abs=1e-4)]
+
+
+def grow_in_vain(runner: Runner) -> None:
+    growth = runner.books.append([SequenceUpdate("a", [7], 4)])
+    assert growth == Growth([], frozenset({"a"}))
+
+
+def test_the_lease_serves_while_the_kv_manager_is_away_and_then_sequences_stall() -> None:
+    runner = Runner(lease=2)
+    admit(runner, "a", 4)
+    runner.server.kill()
+    taken = grow(runner, "a", 4).grants
+    assert [len(grant.block_ids) for grant in taken] == [1]
+    assert runner.books.away
+    growth = runner.books.append([SequenceUpdate("a", [7] * 4, 8)])
+    assert growth is not None
+    assert [len(grant.block_ids) for grant in growth.grants] == [1]
+    assert runner.books.status().lease_blocks == 0
+    growth = runner.books.append([SequenceUpdate("a", [7] * 4, 12)])
+    assert growth == Growth([], frozenset({"a"}))
+    assert runner.books.allocate(AllocationRequest("b", [1])) is None
+    status = runner.books.status()
+    assert status.state is SessionState.AWAY
+    runner.clock.now += 3
+    assert runner.books.status().away_seconds == pytest.approx(3, abs=0.5)
+
+    runner.server.start()
+    runner.flush(60)
+    assert runner.books.away == ""
+    assert runner.books.status().restores == 1
+    pool = runner.server.manager.pool("default")
+    assert pool.check().violations == ()
+    assert pool.live["a"].blocks == runner.books._opened.mirror.live["a"].blocks
+    assert pool.live["a"].num_tokens == 13
+
+
+def test_an_answer_that_does_not_come_ends_the_session_and_the_next_one_restores() -> None:
+    runner = Runner()
+    blocks = admit(runner, "a", 6)
+    runner.server.stop()
+    runner.books.append([SequenceUpdate("a", [], 6)])
+    runner.flush()
+    runner.clock.now += LIMITS.answer + 0.1
+    runner.flush()
+    assert "not answered for 3 s" in runner.books.away
+    runner.server.go_on()
+    runner.flush(60)
+    assert list(runner.server.manager.pool("default").live["a"].blocks) == blocks
+
+
+def test_the_lease_is_given_back_for_an_admission_that_needs_it() -> None:
+    runner = Runner(lease=8)
+    assert runner.books.status().lease_blocks == 8
+    assert len(admit(runner, "all", 32 * 4)) == 32
+    runner.flush()
+    assert runner.books.status().lease_blocks == 0
+    runner.books.free([SequenceUpdate("all", [], 0)])
+    runner.flush(3)
+    assert runner.books.status().lease_blocks == 8
+
+
+def test_another_runner_takes_the_pool_and_keeps_it() -> None:
+    first = Runner()
+    second = Runner(first.server)
+    # The fake channel tells of the end only when something is sent.
+    first.books.free([SequenceUpdate("nobody", [], 0)])
+    first.books._opened.beat()
+    with pytest.raises(BooksTaken):
+        first.flush(3)
+    admit(second, "a", 4)
+
+
+def test_a_report_that_is_refused_loses_the_books() -> None:
+    runner = Runner()
+    admit(runner, "a", 6)
+    runner.books.append([SequenceUpdate("a", [], 6)])
+    session = runner.books._opened
+    session.give_up(LinkBroken("cut"))
+    # What can't be true: the null block.
+    session.mirror.live["a"].blocks[0] = 0
+    with pytest.raises(BooksLost):
+        runner.flush(60)
+    runner.until_open()
+    assert runner.server.manager.pool("default").live == {}
+    admit(runner, "a", 6)
+
+
+def test_the_lease_that_goes_unused_and_the_pool_come_back_at_the_end() -> None:
+    runner = Runner()
+    admit(runner, "a", 6)
+    runner.books.close()
+    assert runner.server.manager.pools() == []

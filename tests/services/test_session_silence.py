@@ -1,0 +1,96 @@
+"""When a session falls silent: by a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from octavo.kv.v1 import kv_manager_pb2 as pb
+
+from kvmanager.errors import SessionSilent
+from services import session_streams
+from services.session_streams import STALL_SECONDS, _Stream
+from tests.services.session_script import admit, opening, step
+from tests.services.session_talk import Talk
+
+LIMIT = 10.0
+
+
+class FakeLoop:
+    """A loop whose time stands still until it is moved; it has one timer at most."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.due = 0.0
+        self._call: Callable[[], None] = lambda: None
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, due: float, call: Callable[[float], None], argument: float) -> SimpleNamespace:
+        self.due, self._call = due, lambda: call(argument)
+        return SimpleNamespace(cancel=lambda: None)
+
+    def fire(self, late: float = 0.0) -> None:
+        """Moves the time to where the timer is due, or later, and calls it."""
+        self.now = self.due + late
+        self._call()
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
+    fake = FakeLoop()
+    monkeypatch.setattr(session_streams.asyncio, "get_running_loop", lambda: fake)
+    return fake
+
+
+def stream_of_one_sequence() -> tuple[Talk, _Stream]:
+    talk = Talk()
+    talk.say(opening())
+    talk.say(step(1, 1, admit(1, [1] * 4)))
+    return talk, _Stream(talk.core, LIMIT)
+
+
+def ended(talk: Talk) -> bool:
+    return talk.pool.occupancy().held_blocks == 0
+
+
+async def messages(loop: FakeLoop, at: float):
+    """One message, which comes at that time."""
+    loop.now = at
+    yield pb.SessionRequest()
+
+
+def run(work) -> None:
+    """Runs what never waits."""
+    with pytest.raises(StopIteration):
+        work.send(None)
+
+
+def test_a_silence_as_long_as_the_limit_ends_the_session(loop):
+    talk, stream = stream_of_one_sequence()
+    assert loop.due == 110.0
+    loop.fire()
+    assert ended(talk)
+    with pytest.raises(SessionSilent, match="for 10 s"):
+        stream.next().send(None)
+
+
+def test_a_message_puts_the_end_off(loop):
+    talk, stream = stream_of_one_sequence()
+    run(stream.pump(messages(loop, 107.0)))
+    loop.fire()
+    assert not ended(talk)
+    assert loop.due == 117.0
+    loop.fire()
+    assert ended(talk)
+
+
+def test_a_process_that_was_stopped_itself_listens_anew(loop):
+    talk, _ = stream_of_one_sequence()
+    loop.fire(late=STALL_SECONDS + 0.5)
+    assert not ended(talk)
+    assert loop.due == loop.now + LIMIT
+    loop.fire(late=STALL_SECONDS - 0.5)
+    assert ended(talk)
