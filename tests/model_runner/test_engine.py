@@ -422,13 +422,12 @@ class TestFaults:
     def test_a_pool_taken_by_another_runner_is_not_taken_back(self):
         with Harness() as second:
             first = Harness(manager=second.manager)
-            second.submit("before", [1], 1)
-            second.wait("before")
+            second.submit("before", [1], None)
+            second.wait_for("before", 2)
             first.engine.start()
             first.submit("a", [1, 2], None)
             first.wait_for("a", 2)
-            second.submit("late", [1], 5)
-            failure = second.wait("late")[-1]
+            failure = second.wait("before")[-1]
             assert isinstance(failure, Failure)
             assert failure.kind is FailureKind.ELSEWHERE
             assert second.states == [EngineState.SERVING, EngineState.TAKEN, EngineState.STOPPED]
