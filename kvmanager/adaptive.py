@@ -130,10 +130,12 @@ class AdaptiveEviction(EvictionPolicy):
         run = self._runs.of_block[blocks[0]]
         if run.group != NO_GROUP:
             self._unlink(run)
-        last = len(run.blocks) - 1
-        for place in reversed(self._watched_places(run, len(run.blocks) - len(blocks))):
+        end = len(run.blocks)
+        places = self._watched_places(run, end - len(blocks))
+        places.reverse()
+        for place in places:
             self._watched[run.blocks[place]] = 0
-            self._become_ghost(run, names[last - place])
+        self._leave_ghosts(run, [names[end - 1 - place] for place in places])
         del run.blocks[-len(blocks) :]
 
     def forget(self, block: int) -> None:
@@ -249,13 +251,12 @@ class AdaptiveEviction(EvictionPolicy):
         age = waited(ghost, self._now // self._tick) * self._tick
         return (kept(ghost) >> 7) * AGES + age_bucket(age // self._unit)
 
-    def _become_ghost(self, run: Run, name: bytes) -> None:
-        """A watched block of a run is given up."""
-        self._guard.room -= 1
+    def _leave_ghosts(self, run: Run, names: list[bytes]) -> None:
+        """Watched blocks of a run are given up, in this order."""
+        self._guard.room -= len(names)
         now = self._now // self._tick
-        ghost = run.kind << 7 | run.uses << 3 | run.turn
-        lost = self._ghosts.put(name, run.stamp // self._tick, ghost, now)
-        if lost:
+        remembered = run.kind << 7 | run.uses << 3 | run.turn
+        for lost in self._ghosts.put(names, run.stamp // self._tick, remembered, now):
             self._model.gone[self._ghost_cell(lost)] += 1.0
             self._guard.lost(now - waited(lost, now))
 

@@ -131,8 +131,7 @@ class BlockwiseEviction:
             return
         self._guard.room -= 1
         now = self._now // self._tick
-        lost = self._ghosts.put(name, (word >> _STAMP) // self._tick, word >> _TURN & 0xFFFF, now)
-        if lost:
+        for lost in self._ghosts.put([name], (word >> _STAMP) // self._tick, word >> _TURN & 0xFFFF, now):
             self._model.gone[self._ghost_cell(lost)] += 1.0
             self._guard.lost(now - waited(lost, now))
 
