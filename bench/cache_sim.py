@@ -45,17 +45,15 @@ class Cache:
         if hits:
             self.policy.hit(hits)
         fresh = [self._take() for _ in range(len(ids) - len(hits) + 1)]
-        last_token = fresh.pop()
+        self.free.append(fresh.pop())
         chain = hits + fresh
-        for depth in range(len(hits), len(chain)):
-            self._publish(chain[depth], ids[depth], chain[depth - 1] if depth else 0, depth)
-        self.free.append(last_token)
+        self._publish(chain, ids, len(hits))
         chain.reverse()
         self.policy.release(chain)
         for block in chain:
             self.held[block] = False
-            if not self.children[block]:
-                self.policy.add(block)
+        if chain and not self.children[chain[0]]:
+            self.policy.add(chain[0])
         return len(hits)
 
     def _match(self, ids: Sequence[int]) -> list[int]:
@@ -70,23 +68,27 @@ class Cache:
     def _take(self) -> int:
         if self.free:
             return self.free.pop()
-        block = self.policy.victim()
+        block = self.policy.victims(1)[0]
         block_id, parent = self.ids[block], self.parents[block]
         del self.where[block_id]
-        self.policy.evicted(block, name_of(block_id))
+        self.policy.evicted([block], [name_of(block_id)])
         if parent:
             self.children[parent] -= 1
             if not self.children[parent] and not self.held[parent]:
                 self.policy.add(parent)
         return block
 
-    def _publish(self, block: int, block_id: int, parent: int, depth: int) -> None:
-        self.where[block_id] = block
-        self.ids[block], self.parents[block], self.children[block] = block_id, parent, 0
-        self.held[block] = True
-        if parent:
-            self.children[parent] += 1
-        self.policy.store(block, name_of(block_id), depth)
+    def _publish(self, chain: list[int], ids: Sequence[int], known: int) -> None:
+        """Stores the blocks of a chain behind its first `known`."""
+        for depth in range(known, len(chain)):
+            block = chain[depth]
+            self.where[ids[depth]] = block
+            self.ids[block], self.children[block] = ids[depth], 0
+            self.held[block] = True
+            self.parents[block] = chain[depth - 1] if depth else 0
+            self.children[self.parents[block]] += 1
+        if known < len(chain):
+            self.policy.store(chain[known:], [name_of(block_id) for block_id in ids[known:]], known)
 
 
 def hits(policy: EvictionPolicy, capacity: int, requests: Iterable[Sequence[int]]) -> int:

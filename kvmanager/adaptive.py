@@ -16,13 +16,13 @@ whole: a prompt that uses a known block has used all blocks before it.
 
 from __future__ import annotations
 
-from array import array
 from heapq import heapify, heappop, heappush
 
 from kvmanager.ghosts import Ghosts, kept, waited
 from kvmanager.policy import EvictionPolicy
 from kvmanager.recency_guard import RecencyGuard
 from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket, class_of
+from kvmanager.runs import NO_GROUP, Run, Runs
 
 WATCHED = 8
 """Every so manieth block of a chain is watched, and of the first so many one at random, by its name."""
@@ -35,10 +35,6 @@ LEARN_BLOCKS = 4096
 _MOST_USES = 15
 _MOST_TURNS = 7
 
-# A block's word: stamp << 24 | class << 15 | uses << 11 | turn << 8 | age bucket of its last wait << 3 | flags.
-_WATCHED, _CACHED, _OFFERED = 1, 2, 4
-_WAIT, _TURN, _USES, _CLASS, _STAMP = 3, 8, 11, 15, 24
-_ONE_USE, _ALL_USES = 1 << _USES, _MOST_USES << _USES
 # A ghost keeps class << 7 | uses << 3 | turn.
 
 
@@ -48,17 +44,14 @@ class AdaptiveEviction(EvictionPolicy):
     # fmt: off
     __slots__ = (
         "_epoch", "_ghosts", "_group_width", "_groups", "_guard", "_hand", "_heads", "_learned_at", "_model",
-        "_next_blocks", "_next_learning", "_now", "_period", "_previous_blocks", "_room", "_seen", "_tails", "_tick",
-        "_unit", "_words",
+        "_next_learning", "_now", "_period", "_room", "_runs", "_seen", "_tails", "_tick", "_unit", "_watched",
     )
     # fmt: on
 
     def __init__(self, num_blocks: int) -> None:
         self._room = max(1, num_blocks - 2)
-        # A list, because it is faster; the blocks of a chain share their numbers, so it is no larger than an array.
-        self._words: list[int] = [0] * num_blocks
-        self._next_blocks = array("i", [0]) * num_blocks
-        self._previous_blocks = array("i", [0]) * num_blocks
+        self._runs = Runs(num_blocks)
+        self._watched = bytearray(num_blocks)
         self._ghosts = Ghosts(self._room)
         self._hand = 0
         self._unit = max(1, self._room // 16)
@@ -66,9 +59,9 @@ class AdaptiveEviction(EvictionPolicy):
         self._model = ReturnModel(self._unit)
         self._guard = RecencyGuard()
         self._group_width = max(1, self._room // GROUPS_PER_TURNOVER)
-        # A group is epoch * CLASSES + class, a doubly linked list of blocks on offer; zero ends it.
-        self._heads: dict[int, int] = {}
-        self._tails: dict[int, int] = {}
+        # A group is epoch * CLASSES + class, a doubly linked list of runs, each on offer with its last block.
+        self._heads: dict[int, Run] = {}
+        self._tails: dict[int, Run] = {}
         self._groups: list[tuple[float, int]] = []
         """A heap of (worth, group); empty groups are skipped when they surface."""
         self._epoch = 0
@@ -78,155 +71,136 @@ class AdaptiveEviction(EvictionPolicy):
         self._learned_at = 0
         self._seen = 0.0
 
-    def store(self, block: int, name: bytes, depth: int) -> None:
-        self._now += 1
-        if (name[0] if depth < WATCHED - 1 else depth + 1) % WATCHED:
-            self._words[block] = _ONE_USE
-            return
-        self._words[block] = self._recall(name)
-        self._guard.room += 1
-        self._count_waiting()
+    def store(self, blocks: list[int], names: list[bytes], depth: int) -> None:
+        before = self._now
+        self._runs.add(Run(blocks[:], depth))
+        places = [place for place in range(min(len(names), WATCHED - 1 - depth)) if names[place][0] % WATCHED == 0]
+        for place in [*places, *_later_places(depth, 0, len(blocks))]:
+            self._now = before + place + 1
+            self._watched[blocks[place]] = 1
+            self._recall(blocks[place], names[place])
+            self._guard.room += 1
+            self._count_waiting()
+        self._now = before + len(names)
 
     def hit(self, blocks: list[int]) -> None:
-        words, now = self._words, self._now
-        stamp = age = -1
-        for block in blocks:
-            word = words[block]
-            if word & _OFFERED:
-                self._unlink(block, word)
-            if word & _ALL_USES != _ALL_USES:
-                word += _ONE_USE
-            if word & _CACHED:
-                if word >> _STAMP != stamp:
-                    stamp = word >> _STAMP
-                    age = age_bucket((now - stamp) // self._unit)
-                if word & _WATCHED:
-                    self._model.returned[(word >> _CLASS & 511) * AGES + age] += 1.0
-                    self._guard.used(stamp // self._tick, True)
-                word = word & ~(_CACHED | _OFFERED | 31 << _WAIT) | age << _WAIT
-            words[block] = word
+        for run in self._runs.cover(blocks):
+            if run.group != NO_GROUP:
+                self._unlink(run)
+            run.uses = min(_MOST_USES, run.uses + 1)
+            if run.cached:
+                run.cached = False
+                run.wait = age_bucket((self._now - run.stamp) // self._unit)
+                watched = self._num_watched(run)
+                self._model.count_returned(run.kind * AGES + run.wait, watched)
+                self._guard.used(run.stamp // self._tick, True, watched)
 
     def release(self, blocks: list[int]) -> None:
-        words = self._words
+        runs = self._runs.cover(blocks[::-1])
         fresh, turn, wait = 0, 1, 0
-        for block in blocks:
-            word = words[block]
-            if word & _ALL_USES > _ONE_USE:
+        for run in reversed(runs):
+            if run.uses > 1:
                 # A prompt that is the first to continue what the one before it added is the next turn.
-                if word & _ALL_USES == 2 * _ONE_USE:
-                    turn = min(_MOST_TURNS, (word >> _TURN & 7) + 1)
-                    wait = word >> _WAIT & 31
+                if run.uses == 2:
+                    turn = min(_MOST_TURNS, run.turn + 1)
+                    wait = run.wait
                 break
-            fresh += 1
-        level, uses = turn, _ONE_USE
-        rest = turn << _TURN | self._now << _STAMP | _CACHED
-        known = class_of(level, fresh, wait, 0) << _CLASS | uses | rest
-        marked = known | _WATCHED
-        watched = 0
-        for block in blocks:
-            word = words[block]
+            fresh += len(run.blocks)
+        level, uses, watched = turn, 1, 0
+        kind = class_of(level, fresh, wait, 0)
+        for run in reversed(runs):
             # Whoever used a block used all before it, even if only some of these are watched and remembered.
-            if word & _ALL_USES > uses:
-                uses = word & _ALL_USES
-                if uses >> _USES > level:
-                    level = uses >> _USES
-                    wait = word >> _WAIT & 31
-                known = class_of(level, fresh, wait, 0) << _CLASS | uses | rest
-                marked = known | _WATCHED
-            if word & _WATCHED:
-                watched += 1
-                words[block] = marked
-            else:
-                words[block] = known
-        if blocks:
-            words[blocks[0]] |= 1 << _CLASS
+            if run.uses > uses:
+                uses = run.uses
+                if uses > level:
+                    level = uses
+                    wait = run.wait
+                kind = class_of(level, fresh, wait, 0)
+            run.uses, run.turn, run.wait, run.kind = uses, turn, 0, kind
+            run.stamp, run.cached = self._now, True
+            watched += self._num_watched(run)
+        if runs:
+            self._runs.end(self._runs.join(runs)[-1]).kind += 1
         if watched:
             self._guard.released(self._now // self._tick, watched)
         if self._now >= self._next_learning:
             self._learn()
 
-    def evicted(self, block: int, name: bytes) -> None:
-        word = self._words[block]
-        self._words[block] = 0
-        if not word & _WATCHED:
-            return
-        self._guard.room -= 1
-        now = self._now // self._tick
-        lost = self._ghosts.put(name, (word >> _STAMP) // self._tick, word >> _TURN & 0xFFFF, now)
-        if lost:
-            self._model.gone[self._ghost_cell(lost)] += 1.0
-            self._guard.lost(now - waited(lost, now))
+    def evicted(self, blocks: list[int], names: list[bytes]) -> None:
+        run = self._runs.of_block[blocks[0]]
+        if run.group != NO_GROUP:
+            self._unlink(run)
+        end = len(run.blocks)
+        places = self._watched_places(run, end - len(blocks))
+        places.reverse()
+        for place in places:
+            self._watched[run.blocks[place]] = 0
+        self._leave_ghosts(run, [names[end - 1 - place] for place in places])
+        del run.blocks[-len(blocks) :]
 
     def forget(self, block: int) -> None:
-        word = self._words[block]
-        self._words[block] = 0
-        if word & _WATCHED:
+        run = self._runs.of_block[block]
+        if self._watched[block]:
+            self._watched[block] = 0
             self._guard.room -= 1
-            if word & _CACHED:
-                self._model.gone[self._cell(word)] += 1.0
-                self._guard.lost((word >> _STAMP) // self._tick)
+            if run.cached:
+                self._model.gone[self._cell(run)] += 1.0
+                self._guard.lost(run.stamp // self._tick)
+        self._runs.drop(block)
 
     def released_at(self, block: int) -> int:
-        return self._words[block] >> _STAMP
+        return self._runs.of_block[block].stamp
 
     # The order.
 
     def add(self, block: int) -> None:
-        word = self._words[block]
-        if word & _OFFERED:
+        run = self._runs.ending(block)
+        if run.group != NO_GROUP:
             return
-        self._words[block] = word | _OFFERED
-        group = self._group(word)
-        head = self._heads.get(group, 0)
-        if not head:
-            self._heads[group] = self._tails[group] = block
-            self._next_blocks[block] = self._previous_blocks[block] = 0
+        group = run.group = run.stamp // self._group_width * CLASSES + run.kind
+        run.before = run.after = None
+        head = self._heads.get(group)
+        if head is None:
+            self._heads[group] = self._tails[group] = run
             heappush(self._groups, (self._worth_of(group), group))
-        elif word >> _STAMP == self._now:
+        elif run.stamp == self._now:
             tail = self._tails[group]
-            self._next_blocks[tail] = self._tails[group] = block
-            self._previous_blocks[block] = tail
-            self._next_blocks[block] = 0
+            self._tails[group] = tail.after = run
+            run.before = tail
         else:
             # Its last continuation has just been given up: it is as old as that.
-            self._previous_blocks[head] = self._heads[group] = block
-            self._next_blocks[block] = head
-            self._previous_blocks[block] = 0
+            self._heads[group] = head.before = run
+            run.after = head
 
     def remove(self, block: int) -> None:
-        word = self._words[block]
-        if word & _OFFERED:
-            self._unlink(block, word)
-            self._words[block] = word & ~_OFFERED
+        run = self._runs.of_block[block]
+        if run.group != NO_GROUP and run.blocks[-1] == block:
+            self._unlink(run)
 
-    def victim(self) -> int:
+    def victims(self, most: int) -> list[int]:
         if self._now // self._group_width != self._epoch:
             self._rank_groups()
         groups, heads = self._groups, self._heads
         if not heads:
-            return 0
+            return []
         while groups[0][1] not in heads:
             heappop(groups)
-        block = heads[groups[0][1]]
-        self.remove(block)
-        return block
-
-    def comes_first(self, block: int) -> bool:
-        if not self._groups or self._now // self._group_width != self._epoch:
-            return False
-        word = self._words[block]
-        group = self._group(word)
-        if group in self._heads and word >> _STAMP == self._now:
-            return False
-        return (self._worth_of(group), group) <= self._groups[0]
+        run = heads[groups[0][1]]
+        if run.stamp == self._now and run.after is not None:
+            # The block before it would enter behind the others of this moment.
+            most = 1
+        return run.blocks[: -most - 1 : -1]
 
     def offered(self) -> list[int]:
-        return [block for block, word in enumerate(self._words) if word & _OFFERED]
+        found: list[int] = []
+        for head in self._heads.values():
+            run: Run | None = head
+            while run is not None:
+                found.append(run.blocks[-1])
+                run = run.after
+        return found
 
     # Groups.
-
-    def _group(self, word: int) -> int:
-        return (word >> _STAMP) // self._group_width * CLASSES + (word >> _CLASS & 511)
 
     def _worth_of(self, group: int) -> float:
         if not self._guard.trusted:
@@ -234,21 +208,21 @@ class AdaptiveEviction(EvictionPolicy):
         age = self._now - group // CLASSES * self._group_width
         return self._model.worth[group % CLASSES * AGES + age_bucket(age // self._unit)]
 
-    def _unlink(self, block: int, word: int) -> None:
-        before, after = self._previous_blocks[block], self._next_blocks[block]
-        if before and after:
-            self._next_blocks[before] = after
-            self._previous_blocks[after] = before
-            return
-        group = self._group(word)
-        if before:
-            self._next_blocks[before] = 0
-            self._tails[group] = before
-        elif after:
-            self._previous_blocks[after] = 0
+    def _unlink(self, run: Run) -> None:
+        before, after, group = run.before, run.after, run.group
+        run.group = NO_GROUP
+        run.before = run.after = None
+        if before is not None:
+            before.after = after
+        elif after is not None:
             self._heads[group] = after
         else:
             del self._heads[group], self._tails[group]
+            return
+        if after is not None:
+            after.before = before
+        elif before is not None:
+            self._tails[group] = before
 
     def _rank_groups(self) -> None:
         self._epoch = self._now // self._group_width
@@ -257,35 +231,66 @@ class AdaptiveEviction(EvictionPolicy):
 
     # Lives of watched blocks.
 
-    def _cell(self, word: int) -> int:
-        return (word >> _CLASS & 511) * AGES + age_bucket((self._now - (word >> _STAMP)) // self._unit)
+    def _num_watched(self, run: Run) -> int:
+        early = self._early_places(run, 0) if run.depth < WATCHED - 1 else []
+        return len(early) + len(_later_places(run.depth, 0, len(run.blocks)))
+
+    def _watched_places(self, run: Run, start: int) -> list[int]:
+        """The places in a run, from `start` on, of the blocks that are watched."""
+        return [*self._early_places(run, start), *_later_places(run.depth, start, len(run.blocks))]
+
+    def _early_places(self, run: Run, start: int) -> list[int]:
+        """Of these, those that are watched for their names."""
+        blocks, watched = run.blocks, self._watched
+        return [place for place in range(start, min(len(blocks), WATCHED - 1 - run.depth)) if watched[blocks[place]]]
+
+    def _cell(self, run: Run) -> int:
+        return run.kind * AGES + age_bucket((self._now - run.stamp) // self._unit)
 
     def _ghost_cell(self, ghost: int) -> int:
         age = waited(ghost, self._now // self._tick) * self._tick
         return (kept(ghost) >> 7) * AGES + age_bucket(age // self._unit)
 
-    def _recall(self, name: bytes) -> int:
-        """The word of a watched block that was stored: its ghost, if it has one, tells its uses, turn and last wait."""
+    def _leave_ghosts(self, run: Run, names: list[bytes]) -> None:
+        """Watched blocks of a run are given up, in this order."""
+        self._guard.room -= len(names)
+        now = self._now // self._tick
+        remembered = run.kind << 7 | run.uses << 3 | run.turn
+        for lost in self._ghosts.put(names, run.stamp // self._tick, remembered, now):
+            self._model.gone[self._ghost_cell(lost)] += 1.0
+            self._guard.lost(now - waited(lost, now))
+
+    def _recall(self, block: int, name: bytes) -> None:
+        """A watched block was stored: its ghost, if it has one, tells its uses, turn and last wait."""
         ghost = self._ghosts.take(name)
         if not ghost:
-            return _ONE_USE | _WATCHED
+            return
         cell = self._ghost_cell(ghost)
-        self._model.returned[cell] += 1.0
+        self._model.count_returned(cell, 1)
         now = self._now // self._tick
         self._guard.used(now - waited(ghost, now), False)
-        uses = min((kept(ghost) >> 3 & 15) + 1, _MOST_USES)
-        return uses << _USES | (ghost & 7) << _TURN | cell % AGES << _WAIT | _WATCHED
+        run = self._runs.end(self._runs.ending(block))
+        run.uses = min((kept(ghost) >> 3 & 15) + 1, _MOST_USES)
+        run.turn = ghost & 7
+        run.wait = cell % AGES
 
     def _count_waiting(self) -> None:
         """Counts a few of the blocks and ghosts that still wait for a use; all are once per half a turnover."""
-        end = self._hand + 2 * WATCHED
-        for word in self._words[self._hand : end]:
-            if word & _WATCHED and word & _CACHED:
-                self._model.count_waiting(self._cell(word))
-        for ghost in self._ghosts.some(self._hand, end):
-            self._model.count_waiting(self._ghost_cell(ghost))
+        start, end, of_block = self._hand, self._hand + 2 * WATCHED, self._runs.of_block
+        now, tick, unit = self._now // self._tick, self._tick, self._unit
+        cells = [
+            (kept(ghost) >> 7) * AGES + age_bucket(waited(ghost, now) * tick // unit)
+            for ghost in self._ghosts.some(start, end)
+        ]
+        block = self._watched.find(1, start, end)
+        while block >= 0:
+            run = of_block[block]
+            if run.cached:
+                cells.append(self._cell(run))
+            block = self._watched.find(1, block + 1, end)
+        self._model.count_waiting(cells)
         self._hand = end
-        if end >= len(self._words):
+        if end >= len(self._watched):
             self._hand = 0
             self._model.counted_waiting()
 
@@ -302,3 +307,9 @@ class AdaptiveEviction(EvictionPolicy):
             kept = max(0.0, 1.0 - elapsed / memory)
             self._seen *= kept
             self._model.fade(kept)
+
+
+def _later_places(depth: int, start: int, end: int) -> range:
+    """Of the places start..end-1 of a run that begins at `depth`, those watched for their depth alone."""
+    first = max(start, WATCHED - 1 - depth)
+    return range(first + -(first + depth + 1) % WATCHED, end, WATCHED)

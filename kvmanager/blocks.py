@@ -10,8 +10,6 @@ The verbs here trust their caller for capacity; the pool checks it before it cha
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
 from kvmanager.cached_blocks import CachedBlocks
 from kvmanager.errors import BrokenBooks
 from kvmanager.events import EventLog
@@ -74,23 +72,21 @@ class BlockPool(CachedBlocks):
         self.share(blocks)
         self.policy.hit(blocks)
 
-    def share(self, blocks: Seq[int], times: int = 1) -> None:
+    def share(self, blocks: list[int], times: int = 1) -> None:
         """`times` more holders for each of the cached or held blocks."""
-        counts, woken, newly_shared = self.counts, [], 0
-        for block in blocks:
-            count = counts[block]
-            counts[block] = count + times
-            if count == 0:
-                woken.append(block)
-            if count <= 1 < count + times:
-                newly_shared += 1
-        self.shared += newly_shared
-        self.references += times * len(blocks)
-        if woken:
-            self._wake(woken)
-            self.held += len(woken)
-            self.stored_tokens += len(woken) * self.block_size
-            self.totals.reused_blocks += len(woken)
+        counts = self.counts
+        before = [counts[block] for block in blocks]
+        for place, block in enumerate(blocks):
+            counts[block] = before[place] + times
+        self.references += times * len(before)
+        num_woken = before.count(0)
+        self.shared += before.count(1) + (num_woken if times > 1 else 0)
+        if num_woken:
+            # Whoever holds a block holds those before it in the chain.
+            self._wake(blocks[-num_woken:])
+            self.held += num_woken
+            self.stored_tokens += num_woken * self.block_size
+            self.totals.reused_blocks += num_woken
 
     def release(self, blocks: list[int]) -> None:
         """One holder less for each; last of a chain first, none twice.
@@ -98,13 +94,16 @@ class BlockPool(CachedBlocks):
         Raises BrokenBooks, and changes nothing, when nobody holds one of them.
         """
         counts = self.counts
-        before = [counts[block] for block in blocks]
-        if before.count(1) == len(before):
+        for block in blocks:
+            if counts[block] != 1:
+                break
+        else:
             for block in blocks:
                 counts[block] = 0
             self.references -= len(blocks)
             self._let_go(blocks)
             return
+        before = [counts[block] for block in blocks]
         if 0 in before:
             block = blocks[before.index(0)]
             raise BrokenBooks(f"block {block} was released with a count of {counts[block]}", block=block)
@@ -198,8 +197,10 @@ class BlockPool(CachedBlocks):
         forgotten = [block for block, name in enumerate(self.index.names) if name]
         for block in forgotten:
             self._retract(block)
-            self.policy.forget(block)
             self._to_free(block)
+        # Chains lie in ascending blocks, mostly, and are forgotten faster from their ends.
+        for block in reversed(forgotten):
+            self.policy.forget(block)
         self.index.clear()
         self.pins.clear()
         for tenant in self.tenants.everyone():
@@ -211,12 +212,17 @@ class BlockPool(CachedBlocks):
 
     def _let_go(self, idle: list[int]) -> None:
         """Blocks that lost their last holder become cached, or free when nobody could find them."""
-        names = self.index.names
+        names, unnamed = self.index.names, 0
         self.held -= len(idle)
         self.totals.freed_blocks += len(idle)
-        cached = [block for block in idle if names[block]]
-        if len(cached) < len(idle):
-            self._free_unnamed([block for block in idle if not names[block]] if cached else idle)
+        # The blocks of a sequence are published from its first on.
+        for block in idle:
+            if names[block]:
+                break
+            unnamed += 1
+        if unnamed:
+            self._free_unnamed(idle[:unnamed])
+        cached = idle[unnamed:]
         self.stored_tokens -= self.block_size * len(cached)
         if self.index.has_spares():
             cached = [block for block in cached if self.index.is_sole(block) or self._free_duplicate(block)]
@@ -225,9 +231,10 @@ class BlockPool(CachedBlocks):
 
     def _free_unnamed(self, blocks: list[int]) -> None:
         partial = self.partial
-        for block in blocks:
-            if block in partial:
-                self.stored_tokens -= partial.pop(block)
+        if partial:
+            for block in blocks:
+                if block in partial:
+                    self.stored_tokens -= partial.pop(block)
         if self.tenants.of_block:
             for block in blocks:
                 self._to_free(block)
@@ -236,17 +243,16 @@ class BlockPool(CachedBlocks):
         self.tenants.base.used -= len(blocks)
 
     def _publish_new(self, blocks: list[int], chain: HashChain, first: int, last: int) -> None:
-        for block in blocks[first:last]:
-            if self.index.names[block]:
+        known, run, names = self.index.names, blocks[first:last], chain.names[first:last]
+        for block in run:
+            if known[block]:
                 raise BrokenBooks(f"block {block} was published under a second name", block=block)
         self.index.publish(blocks, chain, first, last)
-        self._stored_whole(blocks[first:last])
-        names = chain.names
-        for index in range(first, last):
-            self.policy.store(blocks[index], names[index], index)
-        parent = names[first - 1] if first else NO_NAME
+        self._stored_whole(run)
+        self.policy.store(run, names, first)
+        parent = chain.names[first - 1] if first else NO_NAME
         scope = chain.scope
-        self.events.stored(tuple(names[first:last]), parent, scope.adapter_id, scope.adapter_version)
+        self.events.stored(tuple(names), parent, scope.adapter_id, scope.adapter_version)
 
     def _stored_whole(self, blocks: list[int]) -> None:
         """Held blocks that have just got their names."""
@@ -264,4 +270,4 @@ class BlockPool(CachedBlocks):
             # A held block is worth more than a cached one of the same content, which can be reused at once.
             self._replace(owner, block, chain, index)
         self._stored_whole([block])
-        self.policy.store(block, chain.names[index], index)
+        self.policy.store([block], [chain.names[index]], index)

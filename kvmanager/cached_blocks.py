@@ -10,7 +10,7 @@ from kvmanager.events import EventLog
 from kvmanager.hashing import HashChain
 from kvmanager.pins import Pins
 from kvmanager.policy import EvictionPolicy
-from kvmanager.prefix_index import NO_BLOCK, PrefixIndex
+from kvmanager.prefix_index import PrefixIndex
 from kvmanager.tenants import Tenant, Tenants
 from kvmanager.types import NULL_BLOCK, Totals
 from kvmanager.victims import Victims
@@ -106,63 +106,61 @@ class CachedBlocks:
             self.forgotten.update(blocks)
 
     def _evict(self, count: int, tenant: Tenant | None = None) -> None:
-        """Gives up `count` blocks, of one tenant under a quota or of all.
-
-        A parent that is now the first to go follows at once, without a turn in the order.
-        """
-        index, policy, counts, pinned = self.index, self.policy, self.counts, self.pins.until
-        of_block, base, priorities = self.tenants.of_block, self.tenants.base, self.priorities
+        """Gives up `count` blocks, of one tenant under a quota or of all."""
         removed: list[bytes] = []
-        block = NO_BLOCK
-        for _ in range(count):
-            block = block or self._next_victim(tenant)
-            name = index.names[block]
-            removed.append(name)
-            policy.evicted(block, name)
-            parent = index.withdraw_leaf(block)
-            owner = of_block.pop(block, base) if of_block else base
-            owner.used -= 1
-            owner.cached -= 1
-            self.free.append(block)
-            if priorities:
-                priorities.pop(block, None)
-            block = NO_BLOCK
-            if not parent or counts[parent] or index.children[parent] or parent in pinned:
-                continue
-            if owner.victims is None and not priorities and policy.comes_first(parent):
-                block = parent
-            else:
-                self._enter(parent, owner)
-        if block:
-            self._enter(block, self.tenants.owner(block))
+        while len(removed) < count:
+            blocks = self._next_victims(count - len(removed), tenant)
+            owner = self.tenants.owner(blocks[0])
+            names = self.index.names
+            gone = [names[block] for block in blocks]
+            removed += gone
+            self.policy.evicted(blocks, gone)
+            parent = self.index.withdraw_leaves(blocks)
+            owner.used -= len(blocks)
+            owner.cached -= len(blocks)
+            self.free += blocks
+            if owner.salt or self.priorities:
+                self._drop_owner(blocks)
+            self._offer_leaf(parent)
         self.cached -= count
         self.note_forgotten(self.free[len(self.free) - count :])
         self.totals.evicted_blocks += count
         self.events.removed(tuple(removed))
 
-    def _next_victim(self, tenant: Tenant | None) -> int:
-        """Takes the first to go, out of all orders that it is in."""
+    def _next_victims(self, most: int, tenant: Tenant | None) -> list[int]:
+        """The first to go, out of all orders but the policy's, and those before it that go next; at most `most`."""
         if tenant is not None and tenant.victims is not None:
             block = tenant.victims.pop()
             self.policy.remove(block)
             self.kept.retract(block)
-            return block
-        block = self.policy.victim() or self.kept.pop()
-        owner = self.tenants.owner(block)
+            return [block]
+        blocks = self.policy.victims(most) or [self.kept.pop()]
+        owner = self.tenants.owner(blocks[0])
         if owner.victims is not None:
-            owner.victims.retract(block)
-        return block
+            owner.victims.retract(blocks[0])
+            return blocks[:1]
+        return blocks[: self._num_idle(blocks)]
+
+    def _num_idle(self, blocks: list[int]) -> int:
+        """How many of a leaf and the cached blocks before it nothing else continues or keeps."""
+        children, pinned, priorities = self.index.children, self.pins.until, self.priorities
+        marked = bool(pinned or priorities)
+        for place in range(1, len(blocks)):
+            block = blocks[place]
+            if children[block] != 1 or (marked and (block in pinned or block in priorities)):
+                return place
+        return len(blocks)
 
     def _give_up(self, block: int, tenant: Tenant) -> int:
         """Frees a cached leaf that is no victim any more. Returns the owner of its parent's name, NO_BLOCK for none."""
-        parent = self.index.withdraw_leaf(block)
+        parent = self.index.withdraw_leaves([block])
         self.cached -= 1
         tenant.cached -= 1
         self._to_free(block)
         return parent
 
     def _cache(self, blocks: list[int]) -> None:
-        """Published blocks that nobody holds any more."""
+        """Published blocks of a chain that nobody holds any more, last first: all but that one are continued."""
         self.cached += len(blocks)
         if self.tenants.of_block or self.pins.until:
             for block in blocks:
@@ -174,17 +172,13 @@ class CachedBlocks:
         else:
             self.tenants.base.cached += len(blocks)
         self.policy.release(blocks)
-        children = self.index.children
-        for block in [block for block in blocks if not children[block]]:
-            self._offer_leaf(block)
+        self._offer_leaf(blocks[0])
 
     def _wake(self, woken: list[int]) -> None:
-        """Cached blocks that are held from now on."""
+        """Cached blocks of a chain that are held from now on, last one last: all but that one are continued."""
         self.cached -= len(woken)
-        children = self.index.children
-        for block in woken:
-            if not children[block]:
-                self._retract(block)
+        if not self.index.children[woken[-1]]:
+            self._retract(woken[-1])
         if not self.tenants.of_block and not self.pins.until:
             self.tenants.base.cached -= len(woken)
             return
@@ -251,6 +245,11 @@ class CachedBlocks:
         victims = self.tenants.owner(block).victims
         if victims is not None:
             victims.retract(block)
+
+    def _drop_owner(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self.tenants.of_block.pop(block, None)
+            self.priorities.pop(block, None)
 
     def _move_marks(self, block: int, heir: int) -> None:
         """Gives the heir of a name what was promised for the block that had it."""

@@ -17,19 +17,23 @@ class Ghosts:
     def __init__(self, number: int) -> None:
         self._places = array("Q", [0]) * (number + number % 2)
 
-    def put(self, name: bytes, time: int, kept: int, now: int) -> int:
-        """Remembers `kept`, 16 bits that are not all zero, and a time. Returns the ghost that made way or 0."""
-        key = int.from_bytes(name[1:9], "little")
-        place = (key >> _TAG_BITS) % len(self._places)
-        ghost = self._places[place]
-        if ghost:
-            other = self._places[place ^ 1]
-            if not other or waited(other, now) > waited(ghost, now):
-                place ^= 1
-                ghost = other
-        tag = key & (1 << _TAG_BITS) - 1
-        self._places[place] = tag << _TAG | (time & (1 << _TIME_BITS) - 1) << _TIME | kept
-        return ghost
+    def put(self, names: list[bytes], time: int, kept: int, now: int) -> list[int]:
+        """Remembers `kept`, 16 bits that are not all zero, and a time for each name. Returns ghosts that made way."""
+        places, made_way = self._places, list[int]()
+        remembered = (time & (1 << _TIME_BITS) - 1) << _TIME | kept
+        for name in names:
+            key = int.from_bytes(name[1:9], "little")
+            place = (key >> _TAG_BITS) % len(places)
+            ghost = places[place]
+            if ghost:
+                other = places[place ^ 1]
+                if not other or waited(other, now) > waited(ghost, now):
+                    place ^= 1
+                    ghost = other
+                if ghost:
+                    made_way.append(ghost)
+            places[place] = (key & (1 << _TAG_BITS) - 1) << _TAG | remembered
+        return made_way
 
     def take(self, name: bytes) -> int:
         """The ghost of `name`, which is one no more, or 0. One time in half a million it is another's."""

@@ -9,6 +9,7 @@ are those of vLLM's `sha256_cbor`.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable
 from hashlib import sha256
@@ -37,6 +38,15 @@ _ARRAY: Final = 0x80
 _MAX_ENCODED: Final = 1 << 18
 """Token ids whose CBOR is remembered: more than any known vocabulary has."""
 _ENCODED_STEP: Final = 1 << 12
+
+_FEW_TOKENS: Final = 64
+"""Fewer are encoded one by one."""
+_TWO_BYTES: Final = b"\x19"
+_FOUR_BYTES: Final = b"\x1a"
+"""What stands before an integer of so many bytes."""
+_TWO_BYTES_FROM: Final = (256).to_bytes(4, "big")
+_IS_ZERO: Final = bytes([byte == 0 for byte in range(256)])
+_IS_NOT_ZERO: Final = bytes([byte != 0 for byte in range(256)])
 
 _encoded: Final[list[bytes]] = []
 """The CBOR of each token id up to the highest seen so far, and some more."""
@@ -137,14 +147,15 @@ class HashChain:
 
     def compute(self, num_blocks: int) -> None:
         """Computes the names of the first `num_blocks` blocks; the tokens must fill them."""
-        names, tokens, size, new_hash = self.names, self.token_ids, self._block_size, self._new_hash
+        names, size, new_hash, join = self.names, self._block_size, self._new_hash, b"".join
         parent = names[-1] if names else self._none
         before = _head(_ARRAY, 3) + _head(_BYTES, len(parent))
         between = _head(_ARRAY, size)
-        for index in range(len(names), num_blocks):
-            keys = self._later_keys if index and not self._spans else self.keys(index)
-            body = _encode_tokens(tokens[index * size : (index + 1) * size])
-            parent = new_hash(before + parent + between + body + keys).digest()
+        first = len(names)
+        later_keys = None if self._spans else self._later_keys
+        for place, body in enumerate(_encode_blocks(self.token_ids[first * size : num_blocks * size], size)):
+            keys = self.keys(first + place) if later_keys is None or first + place == 0 else later_keys
+            parent = new_hash(join((before, parent, between, body, keys))).digest()
             names.append(parent)
 
     def keys(self, block_index: int) -> bytes:
@@ -188,6 +199,56 @@ class HashChain:
         return twin
 
 
+def _encode_blocks(token_ids: array[int], block_size: int) -> list[bytes]:
+    """The CBOR of the tokens of each full block.
+
+    An id from 256 to 65,535 takes three bytes, so all are encoded at once as if they were such; then the blocks that
+    have another one are put together again.
+    """
+    if len(token_ids) < _FEW_TOKENS:
+        return [_encode_tokens(token_ids[place : place + block_size]) for place in range(0, len(token_ids), block_size)]
+    big_endian = token_ids[:]
+    if sys.byteorder == "little":
+        big_endian.byteswap()
+    raw = big_endian.tobytes()
+    columns = bytearray(_TWO_BYTES) * (3 * len(token_ids))
+    columns[1::3], columns[2::3] = raw[2::4], raw[3::4]
+    encoded, step = bytes(columns), 3 * block_size
+    bodies = [encoded[place : place + step] for place in range(0, len(encoded), step)]
+    others = _others(raw)
+    place = others.find(1)
+    while place >= 0:
+        block = place // block_size
+        end = (block + 1) * block_size
+        bodies[block] = _encode_mixed(raw, encoded, others, end - block_size, end)
+        place = others.find(1, end)
+    return bodies
+
+
+def _others(raw: bytes) -> bytes:
+    """1 for each id that does not take three bytes, 0 for the others. raw: the ids, 4 bytes each."""
+    small, high, highest = raw[2::4].translate(_IS_ZERO), raw[1::4], raw[0::4]
+    zeros = bytes(len(high))
+    if high == zeros == highest:
+        return small
+    large = [int.from_bytes(column.translate(_IS_NOT_ZERO), "big") for column in (high, highest)]
+    return (int.from_bytes(small, "big") | large[0] | large[1]).to_bytes(len(small), "big")
+
+
+def _encode_mixed(raw: bytes, encoded: bytes, others: bytes, start: int, end: int) -> bytes:
+    """The CBOR of the ids start..end-1. encoded: 3 bytes for each, wrong for `others`."""
+    pieces: list[bytes] = []
+    place = others.find(1, start, end)
+    while place >= 0:
+        pieces.append(encoded[3 * start : 3 * place])
+        number = raw[4 * place : 4 * place + 4]
+        pieces.append(_SMALL[number[3]] if number < _TWO_BYTES_FROM else _FOUR_BYTES + number)
+        start = place + 1
+        place = others.find(1, start, end)
+    pieces.append(encoded[3 * start : 3 * end])
+    return b"".join(pieces)
+
+
 def _encode_tokens(token_ids: array[int]) -> bytes:
     try:
         return b"".join([_encoded[token_id] for token_id in token_ids])
@@ -213,3 +274,6 @@ def _head(major: int, number: int) -> bytes:
     if number < 1 << 16:
         return bytes((major | 25, number >> 8, number & 0xFF))
     return bytes((major | 26,)) + number.to_bytes(4, "big")
+
+
+_SMALL: Final = [_head(_INTEGER, token_id) for token_id in range(256)]

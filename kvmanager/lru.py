@@ -3,54 +3,56 @@
 from __future__ import annotations
 
 from kvmanager.policy import EvictionPolicy
+from kvmanager.runs import Run, Runs
 from kvmanager.victims import Victims
 
 
 class LruEviction(EvictionPolicy):
     """A heap of stamps, one stamp for each release.
 
-    All blocks of a release share a stamp: the books offer the end of a chain before its beginning.
+    All blocks of a release share a stamp: the books offer the end of a chain before its beginning. A run is cut where
+    it is hit or released in part, so that its blocks were released together.
     """
 
-    __slots__ = ("_now", "_offer", "_stamps")
+    __slots__ = ("_now", "_offer", "_runs")
 
     def __init__(self, num_blocks: int) -> None:
-        self._stamps: list[int] = [0] * num_blocks
+        self._runs = Runs(num_blocks)
         self._offer = Victims()
         self._now = 0
 
-    def store(self, block: int, name: bytes, depth: int) -> None:
-        pass
+    def store(self, blocks: list[int], names: list[bytes], depth: int) -> None:
+        self._runs.add(Run(blocks[:], depth))
 
     def hit(self, blocks: list[int]) -> None:
-        pass
+        self._runs.cover(blocks)
 
     def release(self, blocks: list[int]) -> None:
         self._now += 1
-        stamps, now = self._stamps, self._now
-        for block in blocks:
-            stamps[block] = now
+        runs = self._runs.cover(blocks[::-1])
+        for run in runs:
+            run.stamp = self._now
+        self._runs.join(runs)
 
-    def evicted(self, block: int, name: bytes) -> None:
-        pass
+    def evicted(self, blocks: list[int], names: list[bytes]) -> None:
+        self._offer.retract(blocks[0])
+        del self._runs.of_block[blocks[0]].blocks[-len(blocks) :]
 
     def forget(self, block: int) -> None:
-        pass
+        self._runs.drop(block)
 
     def released_at(self, block: int) -> int:
-        return self._stamps[block]
+        return self._runs.of_block[block].stamp
 
     def add(self, block: int) -> None:
-        self._offer.offer(block, 0, self._stamps[block])
+        self._offer.offer(block, 0, self._runs.of_block[block].stamp)
 
     def remove(self, block: int) -> None:
         self._offer.retract(block)
 
-    def victim(self) -> int:
-        return self._offer.pop()
-
-    def comes_first(self, block: int) -> bool:
-        return self._offer.comes_first(block, 0, self._stamps[block])
+    def victims(self, most: int) -> list[int]:
+        block = self._offer.first()
+        return self._runs.of_block[block].blocks[: -most - 1 : -1] if block else []
 
     def offered(self) -> list[int]:
         return self._offer.members()

@@ -1,7 +1,8 @@
 """What the books ask of an eviction policy: an order among the cached blocks that may be given up.
 
 The books keep the tree: a cached block is on offer only while no findable block continues it, so a policy never has to
-know who is whose parent. The policy keeps the order, and may learn from everything that it is told.
+know who is whose parent. The policy keeps the order, and may learn from everything that it is told. It is told of
+whole parts of a chain at once, so that it need not do for each block what is the same for all.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from abc import ABC, abstractmethod
 
 
 class EvictionPolicy(ABC):
-    """The order in which cached blocks are given up. No verb but offered() may scan the blocks."""
+    """The order in which cached blocks are given up. No verb but offered() may scan the blocks.
+
+    A list of blocks is always of one chain, in its order or against it.
+    """
 
     __slots__ = ()
 
     # What happens to blocks, whether on offer or not.
 
     @abstractmethod
-    def store(self, block: int, name: bytes, depth: int) -> None:
-        """New content: `block` was computed, and is found under `name`, a hash of its chain, at index `depth` of it."""
+    def store(self, blocks: list[int], names: list[bytes], depth: int) -> None:
+        """New content: `blocks` were computed, the first at index `depth` of the chain, and are found under `names`."""
 
     @abstractmethod
     def hit(self, blocks: list[int]) -> None:
@@ -29,8 +33,9 @@ class EvictionPolicy(ABC):
         """The last holder of `blocks` let go, the last of the chain first. They are cached now."""
 
     @abstractmethod
-    def evicted(self, block: int, name: bytes) -> None:
-        """The content of `block`, which is not on offer any more, was given up to make room."""
+    def evicted(self, blocks: list[int], names: list[bytes]) -> None:
+        """The content of `blocks`, the last of the chain first, was given up to make room: the first of what victims()
+        said last, or one that was not on offer. They are not on offer any more."""
 
     @abstractmethod
     def forget(self, block: int) -> None:
@@ -51,12 +56,9 @@ class EvictionPolicy(ABC):
         """Takes `block` off the offer if it is on it."""
 
     @abstractmethod
-    def victim(self) -> int:
-        """Takes the block to give up next off the offer and returns it; 0 when nothing is on offer."""
-
-    @abstractmethod
-    def comes_first(self, block: int) -> bool:
-        """Whether `block`, which is cached, would be the next victim if it were on offer. False when in doubt."""
+    def victims(self, most: int) -> list[int]:
+        """The block to give up next, then those before it in its chain that would be next in turn if nothing else
+        continues them: at least 1 and at most `most`; none when nothing is on offer. Changes no order."""
 
     @abstractmethod
     def offered(self) -> list[int]:

@@ -249,7 +249,9 @@ class Pool(Promises):
     def _idle(self, hits: list[int]) -> int:
         """How many of the hits would leave the blocks that can be given up."""
         counts, pinned = self.block_pool.counts, self.block_pool.pins.until
-        return sum([1 for block in hits if not counts[block] and block not in pinned])
+        if pinned:
+            return sum([1 for block in hits if not counts[block] and block not in pinned])
+        return [counts[block] for block in hits].count(0)
 
     def _copy_partial(self, source: int, num_tokens: int, target: int) -> tuple[BlockCopy, ...]:
         """The order that fills the block behind the hits; none when that very block was given up for it."""

@@ -8,6 +8,7 @@ chain, and is published whenever the name is: blocks are published in order and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Final
 
@@ -65,11 +66,10 @@ class PrefixIndex(ABC):
             self.children[self._owners[parent]] += 1
         self._owners.update(zip(names, run, strict=True))
         own_names, parents, children = self.names, self._parents, self.children
-        for block, name in zip(run, names, strict=True):
-            own_names[block] = name
+        for place, block in enumerate(run):
             parents[block] = parent
+            own_names[block] = parent = names[place]
             children[block] = 1
-            parent = name
         children[run[-1]] = 0
 
     def add_spare(self, block: int, chain: HashChain, block_index: int) -> None:
@@ -103,18 +103,23 @@ class PrefixIndex(ABC):
                 del self._spares[name]
             self._erase(block)
             return NO_BLOCK
-        return self.withdraw_leaf(block)
+        return self.withdraw_leaves([block])
 
-    def withdraw_leaf(self, block: int) -> int:
-        """Takes out an owner that has neither spares nor children. Returns the owner of its parent's name."""
-        names, parents = self.names, self._parents
-        parent = parents[block]
-        del self._owners[names[block]]
-        names[block] = parents[block] = NO_NAME
+    def withdraw_leaves(self, blocks: list[int]) -> int:
+        """Takes out owners without spares that end a chain, the last first, and that nothing else continues.
+
+        Returns the owner of the name before them.
+        """
+        names, parents, owners, children = self.names, self._parents, self._owners, self.children
+        parent = parents[blocks[-1]]
+        for block in blocks:
+            del owners[names[block]]
+            names[block] = parents[block] = NO_NAME
+            children[block] = 0
         if not parent:
             return NO_BLOCK
-        owner = self._owners[parent]
-        self.children[owner] -= 1
+        owner = owners[parent]
+        children[owner] -= 1
         return owner
 
     def holds(self, block: int, chain: HashChain, block_index: int) -> bool:
@@ -185,7 +190,7 @@ class PrefixIndex(ABC):
 
 
 class HashIndex(PrefixIndex):
-    """A dictionary of names: a prompt's names are looked up one after the other until the first that is missing."""
+    """A dictionary of names; where a prompt's end to be found is a binary search."""
 
     __slots__ = ()
 
@@ -193,14 +198,9 @@ class HashIndex(PrefixIndex):
         """The run of blocks found under the chain's names."""
         # Every full block of a prompt is published in the end, so that no name is computed in vain.
         chain.compute(max_blocks)
-        find = self._owners.get
-        blocks: list[int] = []
-        for name in chain.names[:max_blocks]:
-            block = find(name)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        names, owners = chain.names[:max_blocks], self._owners
+        # Before a name that is published all are.
+        return [*map(owners.__getitem__, names[: bisect_left(names, True, key=lambda name: name not in owners)])]
 
 
 class CheckedHashIndex(HashIndex):
@@ -214,10 +214,13 @@ class CheckedHashIndex(HashIndex):
 
     def match(self, chain: HashChain, max_blocks: int) -> list[int]:
         """The run of blocks found under the chain's names, each of the same content behind the same parent."""
-        blocks = super().match(chain, max_blocks)
-        for index, block in enumerate(blocks):
-            if not self.holds(block, chain, index):
-                return blocks[:index]
+        chain.compute(max_blocks)
+        blocks: list[int] = []
+        for index in range(max_blocks):
+            block = self.owner(chain.names[index])
+            if not block or not self.holds(block, chain, index):
+                break
+            blocks.append(block)
         return blocks
 
     def publish(self, blocks: list[int], chain: HashChain, first: int, last: int) -> None:
@@ -241,10 +244,11 @@ class CheckedHashIndex(HashIndex):
         parent = chain.names[block_index - 1] if block_index else NO_NAME
         return self._parents[block] == parent and self._contents[block] == chain.content(block_index)
 
-    def withdraw_leaf(self, block: int) -> int:
-        """As of any index. The content is forgotten."""
-        self._contents[block] = NO_NAME
-        return super().withdraw_leaf(block)
+    def withdraw_leaves(self, blocks: list[int]) -> int:
+        """As of any index. The contents are forgotten."""
+        for block in blocks:
+            self._contents[block] = NO_NAME
+        return super().withdraw_leaves(blocks)
 
     def _erase(self, block: int) -> None:
         super()._erase(block)

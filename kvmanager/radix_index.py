@@ -104,13 +104,14 @@ class RadixIndex(PrefixIndex):
             above.add(node)
             self._nodes[node.block] = above = node
 
-    def withdraw_leaf(self, block: int) -> int:
-        """As of any index. The node goes with its name."""
-        node = self._node(block)
-        self._nodes[block] = None
-        if node.parent is not None:
-            node.parent.remove(node.content)
-        return super().withdraw_leaf(block)
+    def withdraw_leaves(self, blocks: list[int]) -> int:
+        """As of any index. The nodes go with their names."""
+        for block in blocks:
+            node = self._node(block)
+            self._nodes[block] = None
+            if node.parent is not None:
+                node.parent.remove(node.content)
+        return super().withdraw_leaves(blocks)
 
     def holds(self, block: int, chain: HashChain, block_index: int) -> bool:
         """Whether a published block holds what the chain has at `block_index`; names may collide."""

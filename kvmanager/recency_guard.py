@@ -53,20 +53,22 @@ class RecencyGuard:
             self._remembered -= oldest
             self._oldest += 1
 
-    def used(self, time: int, hit: bool) -> None:
-        """A sampled block that was last used at `time` is used again; `hit` says whether the policy had it."""
-        if self.lost(time) != hit:
-            self._lead += 1 if hit else -1
-            self._total += 1
+    def used(self, time: int, hit: bool, count: int = 1) -> None:
+        """So many sampled blocks that were last used at `time` are used again; `hit`: whether the policy had them."""
+        lru_had = self.lost(time, count)
+        disagreed = count - lru_had if hit else lru_had
+        self._lead += disagreed if hit else -disagreed
+        self._total += disagreed
 
-    def lost(self, time: int) -> bool:
-        """A sampled block that was last used at `time` does not count any more. Returns whether LRU would have it."""
-        count = self._recent.get(time, 0)
-        if not count:
-            return False
-        self._recent[time] = count - 1
-        self._remembered -= 1
-        return True
+    def lost(self, time: int, count: int = 1) -> int:
+        """So many sampled blocks that were last used at `time` count no more. Returns how many LRU would have."""
+        remembered = self._recent.get(time, 0)
+        if not remembered:
+            return 0
+        lost = min(count, remembered)
+        self._recent[time] = remembered - lost
+        self._remembered -= lost
+        return lost
 
     def judge(self, now: int) -> None:
         """Decides whether the policy is to be trusted, once per turnover or so; `now` counts stored blocks."""

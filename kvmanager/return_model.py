@@ -41,8 +41,7 @@ def class_of(level: int, fresh: int, wait: int, tail: int) -> int:
     return ((kind * FRESH + new) * WAITS + late) * 2 + tail
 
 
-def age_bucket(units: int) -> int:
-    """The half octave of an age in units."""
+def _age_bucket(units: int) -> int:
     if units < 2:
         return units
     bits = units.bit_length()
@@ -51,6 +50,14 @@ def age_bucket(units: int) -> int:
 
 def _bucket_start(bucket: int) -> int:
     return bucket if bucket < 2 else 2 + (bucket & 1) << (bucket + 2) // 2 - 2
+
+
+_BUCKETS = [_age_bucket(units) for units in range(_bucket_start(AGES - 1))]
+
+
+def age_bucket(units: int) -> int:
+    """The half octave of an age in units."""
+    return _BUCKETS[units] if units < len(_BUCKETS) else AGES - 1
 
 
 class ReturnModel:
@@ -79,8 +86,13 @@ class ReturnModel:
         self._factors = [1.0] * CLASSES
         self._hazards = [[HAZARD] * AGES for _ in range(WAITS)]
 
-    def count_waiting(self, cell: int) -> None:
-        self._counting[cell] += 1.0
+    def count_returned(self, cell: int, count: int) -> None:
+        for _ in range(count):
+            self.returned[cell] += 1.0
+
+    def count_waiting(self, cells: list[int]) -> None:
+        for cell in cells:
+            self._counting[cell] += 1.0
 
     def counted_waiting(self) -> None:
         """All that are waiting have been counted."""

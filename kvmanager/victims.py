@@ -30,26 +30,28 @@ class Victims:
         self._entries[block] = entry
         heappush(self._heap, entry)
 
-    def comes_first(self, block: int, priority: int, rank: int) -> bool:
-        """Whether a block that is no candidate would be the first to be given up if it were."""
-        entry = ((priority << _RANK_BITS | rank) << _BLOCK_BITS) | block
-        return not self._heap or entry < self._heap[0]
-
     def retract(self, block: int) -> None:
         """`block` may be given up no more, if it could be before."""
         if self._entries.pop(block, 0) and len(self._heap) > 2 * len(self._entries) + _SLACK:
             self._heap = list(self._entries.values())
             heapify(self._heap)
 
+    def first(self) -> int:
+        """The block to give up first; 0 when there is none."""
+        while self._entries:
+            block = self._heap[0] & _BLOCK_MASK
+            if self._entries.get(block) == self._heap[0]:
+                return block
+            heappop(self._heap)
+        return 0
+
     def pop(self) -> int:
         """Takes the block to give up first; 0 when there is none."""
-        while self._entries:
-            entry = heappop(self._heap)
-            block = entry & _BLOCK_MASK
-            if self._entries.get(block) == entry:
-                del self._entries[block]
-                return block
-        return 0
+        block = self.first()
+        if block:
+            del self._entries[block]
+            heappop(self._heap)
+        return block
 
     def members(self) -> list[int]:
         """The candidates, in no order."""

@@ -23,7 +23,7 @@ def count_off_by_one_on_fork(patch):
 
 
 def hash_left_behind_on_reuse(patch):
-    patch.setattr(PrefixIndex, "withdraw_leaf", lambda self, block: NO_BLOCK)
+    patch.setattr(PrefixIndex, "withdraw_leaves", lambda self, blocks: NO_BLOCK)
 
 
 def hit_evicted_in_the_same_call(patch):
@@ -144,11 +144,12 @@ def parent_event_before_its_child(patch):
 
 
 def radix_node_left_behind_on_eviction(patch):
-    def withdraw_leaf(self, block):
-        self._nodes[block] = None
-        return PrefixIndex.withdraw_leaf(self, block)
+    def withdraw_leaves(self, blocks):
+        for block in blocks:
+            self._nodes[block] = None
+        return PrefixIndex.withdraw_leaves(self, blocks)
 
-    patch.setattr(RadixIndex, "withdraw_leaf", withdraw_leaf)
+    patch.setattr(RadixIndex, "withdraw_leaves", withdraw_leaves)
 
 
 def promoted_spare_loses_the_children(patch):

@@ -1,0 +1,134 @@
+"""Blocks of a chain that share all that a policy knows of them, as one object: what happens to them is noted once."""
+
+from __future__ import annotations
+
+
+class Run:
+    """`blocks` follow each other in a chain from index `depth` on; none is in two runs. Owned by its policy.
+
+    uses, turn, wait and kind are what AdaptiveEviction learns from. stamp: when the blocks were released. cached:
+    nobody holds them. group: the list of runs on offer that it is in, between `before` and `after`; NO_GROUP for none.
+    """
+
+    # fmt: off
+    __slots__ = (
+        "after", "before", "blocks", "cached", "depth", "group", "kind", "stamp", "turn", "uses", "wait",
+    )
+    # fmt: on
+
+    def __init__(self, blocks: list[int], depth: int) -> None:
+        self.blocks = blocks
+        self.depth = depth
+        self.uses = 1
+        self.turn = 0
+        self.wait = 0
+        self.kind = 0
+        self.stamp = 0
+        self.cached = False
+        self.group = NO_GROUP
+        self.before: Run | None = None
+        self.after: Run | None = None
+
+    def beginning(self, count: int) -> Run:
+        """A run of the first `count` blocks that shares everything but the offer, which is of the last block."""
+        run = Run(self.blocks[:count], self.depth)
+        run.uses, run.turn, run.wait, run.kind = self.uses, self.turn, self.wait, self.kind
+        run.stamp, run.cached = self.stamp, self.cached
+        return run
+
+
+NO_GROUP = -1
+
+
+class Runs:
+    """of_block: the run of each block that has content; what it says of other blocks means nothing."""
+
+    __slots__ = ("of_block",)
+
+    def __init__(self, num_blocks: int) -> None:
+        self.of_block: list[Run] = [Run([], 0)] * num_blocks
+
+    def add(self, run: Run) -> None:
+        """A run of blocks that are in no other one."""
+        of_block = self.of_block
+        for block in run.blocks:
+            of_block[block] = run
+
+    def cover(self, blocks: list[int]) -> list[Run]:
+        """The runs that `blocks`, a part of a chain, consist of; a run that goes on beyond is cut."""
+        runs: list[Run] = []
+        place = 0
+        while place < len(blocks):
+            run = self.of_block[blocks[place]]
+            # A run is never empty while its blocks have content.
+            there = blocks[place : place + max(1, len(run.blocks))]
+            if run.blocks != there:
+                run = self._cut_out(run, there)
+            runs.append(run)
+            place += len(run.blocks)
+        return runs
+
+    def ending(self, block: int) -> Run:
+        """The run whose last block is `block`; a longer one is cut behind it."""
+        run = self.of_block[block]
+        if run.blocks[-1] == block:
+            return run
+        return self._cut(run, run.blocks.index(block) + 1)
+
+    def end(self, run: Run) -> Run:
+        """Cuts the last block of a run that is not on offer off, as a run of its own; a run of one stays whole."""
+        if len(run.blocks) == 1:
+            return run
+        last = run.beginning(0)
+        last.blocks.append(run.blocks.pop())
+        last.depth = run.depth + len(run.blocks)
+        self.of_block[last.blocks[0]] = last
+        return last
+
+    def join(self, runs: list[Run]) -> list[Run]:
+        """Makes one of neighbours that have the same number of uses; none may be on offer, and all else must be equal.
+
+        The shorter is added to the longer.
+        """
+        joined = runs[:1]
+        for right in runs[1:]:
+            left = joined[-1]
+            if left.uses != right.uses or left.depth + len(left.blocks) != right.depth:
+                joined.append(right)
+            elif len(left.blocks) < len(right.blocks):
+                right.blocks[:0] = left.blocks
+                right.depth = left.depth
+                self._move(left.blocks, right)
+                joined[-1] = right
+            else:
+                left.blocks += right.blocks
+                self._move(right.blocks, left)
+        return joined
+
+    def drop(self, block: int) -> None:
+        """`block`, which is not on offer, has no content any more."""
+        run = self.ending(block)
+        run.blocks.pop()
+
+    def _cut_out(self, run: Run, blocks: list[int]) -> Run:
+        """Cuts a run in front of the first of `blocks`, and behind those of them that it has."""
+        start = run.blocks.index(blocks[0])
+        if start:
+            self._cut(run, start)
+        count = 1
+        while count < min(len(run.blocks), len(blocks)) and run.blocks[count] == blocks[count]:
+            count += 1
+        return self._cut(run, count) if count < len(run.blocks) else run
+
+    def _cut(self, run: Run, count: int) -> Run:
+        """Makes a run of its own of the first `count` blocks, and returns it; `run` keeps the others and the offer."""
+        first = run.beginning(count)
+        del run.blocks[:count]
+        run.depth += count
+        self._move(first.blocks, first)
+        return first
+
+    def _move(self, blocks: list[int], run: Run) -> None:
+        of_block = self.of_block
+        for block in blocks:
+            of_block[block] = run
