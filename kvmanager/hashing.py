@@ -106,6 +106,7 @@ class HashChain:
         "_new_hash",
         "_none",
         "_scope",
+        "_sealed",
         "_spans",
         "names",
         "token_ids",
@@ -125,6 +126,8 @@ class HashChain:
         self._block_size = block_size
         self._scope = scope
         self._spans = spans
+        self._sealed: dict[int, bytes] = {}
+        """The CBOR of the extra keys of blocks before a cut that lie in the span that was cut."""
         self._algorithm = algorithm
         self._new_hash = hash_constructor(algorithm)
         self._none = NONE_HASH if algorithm is HashAlgorithm.SHA256 else none_hash(algorithm)
@@ -160,6 +163,8 @@ class HashChain:
 
     def keys(self, block_index: int) -> bytes:
         """The CBOR of the extra keys of one block."""
+        if block_index in self._sealed:
+            return self._sealed[block_index]
         if block_index and not self._spans:
             return self._later_keys
         return _encode_keys(extra_keys(self._scope, block_index, self._block_size, self._spans))
@@ -180,22 +185,29 @@ class HashChain:
     def truncate(self, num_tokens: int) -> None:
         """Forgets the tokens from `num_tokens` on, the names of the blocks that they were in, and their spans.
 
-        The rest of a span that is cut is content of its own: equal tokens behind it mean something else now.
+        The rest of a span that is cut is content of its own: equal tokens behind it mean something else now. Full
+        blocks before stay what they were.
         """
+        kept = num_tokens // self._block_size
+        self._sealed = {block_index: keys for block_index, keys in self._sealed.items() if block_index < kept}
         spans = [span for span in self._spans if span.offset < num_tokens]
         if spans and spans[-1].offset + spans[-1].length > num_tokens:
-            self.compute(num_tokens // self._block_size)
+            self.compute(kept)
             cut, length = spans[-1], num_tokens - spans[-1].offset
+            self._sealed |= {
+                block_index: self.keys(block_index) for block_index in range(cut.offset // self._block_size, kept)
+            }
             # No caller can give such an id: those are printable.
             spans[-1] = ContentSpan(f"{cut.content_id}\0{length}", cut.offset, length)
         self._spans = tuple(spans)
         del self.token_ids[num_tokens:]
-        del self.names[num_tokens // self._block_size :]
+        del self.names[kept:]
 
     def copy(self) -> HashChain:
         """A chain that goes its own way from here."""
         twin = HashChain(self.token_ids[:], self._block_size, self._scope, self._spans, self._algorithm)
         twin.names = self.names[:]
+        twin._sealed = self._sealed.copy()
         return twin
 
 

@@ -203,3 +203,17 @@ class TestSpans:
         assert pool.lookup([5] * 33).cached_tokens == 0
         assert pool.lookup([5] * 33, spans=[span]).cached_tokens == 16
         assert right(pool)
+
+    def test_blocks_before_the_cut_are_published_as_what_they_were(self, index):
+        """A span of tokens 4 to 43, cut at 36 before anything is computed: blocks 0 and 1 still hold its beginning."""
+        pool = pool_of(index=index)
+        span = ContentSpan("cat", 4, 40)
+        pool.allocate("a", [5] * 48, spans=[span])
+        pool.truncate("a", 36)
+        pool.append([Append("a", (), 36)])
+        assert pool.lookup([5] * 48, spans=[span]).cached_tokens == 32
+        assert pool.lookup([5] * 48).cached_tokens == 0
+        pool.append([Append("a", [5] * 12, 36)])
+        pool.append([Append("a", [5], 48)])
+        assert pool.lookup([5] * 48, spans=[span]).cached_tokens == 32
+        assert right(pool)
