@@ -10,8 +10,8 @@ Time is counted in stored blocks: only these need room. Ages are in half octaves
 here depends on the size of the pool or on the speed of the machine. Blocks of one class released in the same eighth of
 a turnover of the pool form a group; groups are ranked again as time goes on, and each verb is O(log groups).
 
-One name in eight is watched: its block is counted and leaves a ghost. That is enough because chains come back as a
-whole: a prompt that uses a known block has used all blocks before it.
+One block in four is watched: it is counted and leaves a ghost. That is enough because chains come back as a whole: a
+prompt that uses a known block has used all blocks before it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from kvmanager.policy import EvictionPolicy
 from kvmanager.recency_guard import RecencyGuard
 from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket, class_of
 
-WATCHED = 8
+WATCHED = 4
 """Every so manieth block of a chain is watched, and of the first so many one at random, by its name."""
+GHOSTS_PER_BLOCK = 4
+"""With one block in four watched, ghosts reach back sixteen turnovers of the pool."""
 GROUPS_PER_TURNOVER = 8
 MEMORY_TURNOVERS = 64
 """How much of the past counts, in turnovers of the pool, and at least MEMORY_BLOCKS."""
@@ -48,8 +50,8 @@ class AdaptiveEviction(EvictionPolicy):
     # fmt: off
     __slots__ = (
         "_epoch", "_ghosts", "_group_width", "_groups", "_guard", "_hand", "_heads", "_learned_at", "_model",
-        "_next_blocks", "_next_learning", "_now", "_period", "_previous_blocks", "_room", "_seen", "_tails", "_tick",
-        "_unit", "_words",
+        "_next_blocks", "_next_learning", "_now", "_part", "_period", "_previous_blocks", "_room", "_seen", "_tails",
+        "_tick", "_unit", "_words",
     )
     # fmt: on
 
@@ -59,8 +61,8 @@ class AdaptiveEviction(EvictionPolicy):
         self._words: list[int] = [0] * num_blocks
         self._next_blocks = array("i", [0]) * num_blocks
         self._previous_blocks = array("i", [0]) * num_blocks
-        self._ghosts = Ghosts(self._room)
-        self._hand = 0
+        self._ghosts = Ghosts(GHOSTS_PER_BLOCK * self._room)
+        self._hand = self._part = 0
         self._unit = max(1, self._room // 16)
         self._tick = max(1, self._room // 64)  # of the ghosts and the guard
         self._model = ReturnModel(self._unit)
@@ -277,16 +279,22 @@ class AdaptiveEviction(EvictionPolicy):
         return uses << _USES | (ghost & 7) << _TURN | cell % AGES << _WAIT | _WATCHED
 
     def _count_waiting(self) -> None:
-        """Counts a few of the blocks and ghosts that still wait for a use; all are once per half a turnover."""
+        """Counts a few of the blocks and ghosts that still wait for a use.
+
+        Every half turnover all blocks have been counted, and one part of the ghosts, which stands for all: where a
+        ghost lies says nothing about it.
+        """
         end = self._hand + 2 * WATCHED
         for word in self._words[self._hand : end]:
             if word & _WATCHED and word & _CACHED:
-                self._model.count_waiting(self._cell(word))
-        for ghost in self._ghosts.some(self._hand, end):
-            self._model.count_waiting(self._ghost_cell(ghost))
+                self._model.count_waiting(self._cell(word), 1.0)
+        start = self._part * self._room
+        for ghost in self._ghosts.some(start + self._hand, start + min(end, self._room)):
+            self._model.count_waiting(self._ghost_cell(ghost), GHOSTS_PER_BLOCK)
         self._hand = end
         if end >= len(self._words):
             self._hand = 0
+            self._part = (self._part + 1) % GHOSTS_PER_BLOCK
             self._model.counted_waiting()
 
     def _learn(self) -> None:

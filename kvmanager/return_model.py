@@ -19,9 +19,9 @@ CLASSES = LEVELS * FRESH * WAITS * 2
 """A class is (level, fresh, wait, tail) as one number; tail is 1 for the last block of a prompt."""
 _PARTS = ((FRESH * WAITS * 2, LEVELS), (WAITS * 2, FRESH), (2, WAITS), (1, 2))
 
-TRUST = 16.0
+TRUST = 32.0
 """Uses that a part of a class, or a class, must have had before its own numbers count as much as the guess."""
-TRUST_WAIT = 32.0
+TRUST_WAIT = 64.0
 """Blocks that must have been at risk at an age before those that waited alike count as much as all together."""
 TRUST_AGE = 4.0
 HAZARD = 0.2
@@ -79,8 +79,8 @@ class ReturnModel:
         self._factors = [1.0] * CLASSES
         self._hazards = [[HAZARD] * AGES for _ in range(WAITS)]
 
-    def count_waiting(self, cell: int) -> None:
-        self._counting[cell] += 1.0
+    def count_waiting(self, cell: int, lives: float) -> None:
+        self._counting[cell] += lives
 
     def counted_waiting(self) -> None:
         """All that are waiting have been counted."""
