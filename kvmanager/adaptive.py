@@ -10,8 +10,8 @@ Time is counted in stored blocks: only these need room. Ages are in half octaves
 here depends on the size of the pool or on the speed of the machine. Blocks of one class released in the same eighth of
 a turnover of the pool form a group; groups are ranked again as time goes on, and each verb is O(log groups).
 
-One name in eight is watched: its block is counted and leaves a ghost. That is enough because chains come back as a
-whole: a prompt that uses a known block has used all blocks before it.
+One block in four is watched: it is counted and leaves a ghost. That is enough because chains come back as a whole: a
+prompt that uses a known block has used all blocks before it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from kvmanager.recency_guard import RecencyGuard
 from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket, class_of
 from kvmanager.runs import NO_GROUP, Run, Runs
 
-WATCHED = 8
+WATCHED = 4
 """Every so manieth block of a chain is watched, and of the first so many one at random, by its name."""
+GHOSTS_PER_BLOCK = 4
+"""With one block in four watched, ghosts reach back sixteen turnovers of the pool."""
 GROUPS_PER_TURNOVER = 8
 MEMORY_TURNOVERS = 64
 """How much of the past counts, in turnovers of the pool, and at least MEMORY_BLOCKS."""
@@ -44,7 +46,8 @@ class AdaptiveEviction(EvictionPolicy):
     # fmt: off
     __slots__ = (
         "_epoch", "_ghosts", "_group_width", "_groups", "_guard", "_hand", "_heads", "_learned_at", "_model",
-        "_next_learning", "_now", "_period", "_room", "_runs", "_seen", "_tails", "_tick", "_unit", "_watched",
+        "_next_learning", "_now", "_part", "_period", "_room", "_runs", "_seen", "_tails", "_tick", "_unit",
+        "_watched",
     )
     # fmt: on
 
@@ -52,8 +55,8 @@ class AdaptiveEviction(EvictionPolicy):
         self._room = max(1, num_blocks - 2)
         self._runs = Runs(num_blocks)
         self._watched = bytearray(num_blocks)
-        self._ghosts = Ghosts(self._room)
-        self._hand = 0
+        self._ghosts = Ghosts(GHOSTS_PER_BLOCK * self._room)
+        self._hand = self._part = 0
         self._unit = max(1, self._room // 16)
         self._tick = max(1, self._room // 64)  # of the ghosts and the guard
         self._model = ReturnModel(self._unit)
@@ -275,23 +278,31 @@ class AdaptiveEviction(EvictionPolicy):
         run.wait = cell % AGES
 
     def _count_waiting(self) -> None:
-        """Counts a few of the blocks and ghosts that still wait for a use; all are once per half a turnover."""
+        """Counts a few of the blocks and ghosts that still wait for a use.
+
+        Every half turnover all blocks have been counted, and one part of the ghosts, which stands for all: where a
+        ghost lies says nothing about it.
+        """
         start, end, of_block = self._hand, self._hand + 2 * WATCHED, self._runs.of_block
         now, tick, unit = self._now // self._tick, self._tick, self._unit
-        cells = [
-            (kept(ghost) >> 7) * AGES + age_bucket(waited(ghost, now) * tick // unit)
-            for ghost in self._ghosts.some(start, end)
-        ]
+        first = self._part * self._room
+        ghosts = self._ghosts.some(first + start, first + min(end, self._room))
+        self._model.count_waiting(
+            [(kept(ghost) >> 7) * AGES + age_bucket(waited(ghost, now) * tick // unit) for ghost in ghosts],
+            GHOSTS_PER_BLOCK,
+        )
+        cells: list[int] = []
         block = self._watched.find(1, start, end)
         while block >= 0:
             run = of_block[block]
             if run.cached:
                 cells.append(self._cell(run))
             block = self._watched.find(1, block + 1, end)
-        self._model.count_waiting(cells)
+        self._model.count_waiting(cells, 1)
         self._hand = end
         if end >= len(self._watched):
             self._hand = 0
+            self._part = (self._part + 1) % GHOSTS_PER_BLOCK
             self._model.counted_waiting()
 
     def _learn(self) -> None:

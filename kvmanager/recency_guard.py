@@ -2,16 +2,22 @@
 
 LRU has a block while fewer other blocks than fit were used since. So it is enough to count the sampled blocks that are
 remembered by the time of their last use: no second cache is kept. Where the two disagree about a use, one of them wins.
-After enough disagreements the policy must lead by more than chance, or LRU's order is used for a while, which is
-doubled with every trial lost, and the policy is tried again.
+A prompt's blocks are found or missed together, so a prompt is one piece of evidence however long it is: the lead is a
+sum over prompts, and its variance the sum of their squares. A policy that is plainly behind, or after more evidence not
+ahead, gives way to LRU's order for a while, which is doubled with every trial lost, and is tried again.
 """
 
 from __future__ import annotations
 
-EVIDENCE = 128
-"""Disagreements after which a policy that is plainly behind has lost; after four times as many it must be ahead."""
-CHANCE = 2.0
-"""How much is plainly, in square roots of the number of disagreements."""
+EVIDENCE = 16.0
+"""Prompts on which a policy that is plainly behind has lost; after four times as many it must be ahead.
+
+Prompts count by Kish's effective number, the square of a sum over the sum of squares: the few that decide most count.
+"""
+BEHIND = -2.0
+"""The lead, in standard deviations, under which a policy is plainly behind."""
+AHEAD = 1.0
+"""The lead, in standard deviations, that it must have after more evidence."""
 MOST_PAUSE = 64
 """LRU is used for 1, 2, 4 and so on up to so many times the length of the trial that was lost."""
 
@@ -21,7 +27,8 @@ class RecencyGuard:
 
     # fmt: off
     __slots__ = (
-        "_began", "_lead", "_oldest", "_pause", "_recent", "_remembered", "_total", "_until", "room", "trusted",
+        "_began", "_lead", "_oldest", "_pause", "_prompt_lead", "_recent", "_remembered", "_total", "_until",
+        "_variance", "room", "trusted",
     )
     # fmt: on
 
@@ -33,14 +40,18 @@ class RecencyGuard:
         """Sampled blocks that LRU would have, by the time of their last use."""
         self._remembered = 0
         self._oldest = 0
-        self._lead = 0
-        self._total = 0
+        self._prompt_lead = 0
+        """Uses that only the policy had, less those that only LRU had, since blocks were last released."""
+        self._lead = 0.0
+        self._total = 0.0
+        self._variance = 0.0
         self._pause = 1
         self._began = 0
         self._until = 0
 
     def released(self, time: int, count: int) -> None:
-        """So many sampled blocks were last used at `time`, which is now."""
+        """A prompt is done: so many sampled blocks were last used at `time`, which is now."""
+        self._settle()
         recent = self._recent
         recent[time] = recent.get(time, 0) + count
         self._remembered += count
@@ -56,9 +67,7 @@ class RecencyGuard:
     def used(self, time: int, hit: bool, count: int = 1) -> None:
         """So many sampled blocks that were last used at `time` are used again; `hit`: whether the policy had them."""
         lru_had = self.lost(time, count)
-        disagreed = count - lru_had if hit else lru_had
-        self._lead += disagreed if hit else -disagreed
-        self._total += disagreed
+        self._prompt_lead += count - lru_had if hit else -lru_had
 
     def lost(self, time: int, count: int = 1) -> int:
         """So many sampled blocks that were last used at `time` count no more. Returns how many LRU would have."""
@@ -74,17 +83,34 @@ class RecencyGuard:
         """Decides whether the policy is to be trusted, once per turnover or so; `now` counts stored blocks."""
         if not self.trusted:
             if now >= self._until:
-                self.trusted = True
-                self._lead = self._total = 0
-                self._began = now
-        elif self._total >= EVIDENCE:
-            least = CHANCE if self._total >= 4 * EVIDENCE else -CHANCE
-            if self._lead < least * self._total**0.5:
-                self.trusted = False
-                self._until = now + self._pause * (now - self._began)
-                self._pause = min(MOST_PAUSE, 2 * self._pause)
-            elif self._total >= 8 * EVIDENCE:
-                self._lead //= 2
-                self._total //= 2
-                self._began = (self._began + now) // 2
-                self._pause = max(1, self._pause // 2)
+                self._begin(now)
+            return
+        evidence = self._total * self._total / self._variance if self._variance else 0.0
+        if evidence < EVIDENCE:
+            return
+        least = AHEAD if evidence >= 4 * EVIDENCE else BEHIND
+        if self._lead < least * self._variance**0.5:
+            self.trusted = False
+            self._until = now + self._pause * (now - self._began)
+            self._pause = min(MOST_PAUSE, 2 * self._pause)
+        elif evidence >= 8 * EVIDENCE:
+            self._halve(now)
+
+    def _settle(self) -> None:
+        self._lead += self._prompt_lead
+        self._total += abs(self._prompt_lead)
+        self._variance += self._prompt_lead * self._prompt_lead
+        self._prompt_lead = 0
+
+    def _begin(self, now: int) -> None:
+        self.trusted = True
+        self._lead = self._total = self._variance = 0.0
+        self._began = now
+
+    def _halve(self, now: int) -> None:
+        """What is long ago counts less."""
+        self._lead /= 2
+        self._total /= 2
+        self._variance /= 2
+        self._began = (self._began + now) // 2
+        self._pause = max(1, self._pause // 2)

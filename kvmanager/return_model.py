@@ -19,9 +19,9 @@ CLASSES = LEVELS * FRESH * WAITS * 2
 """A class is (level, fresh, wait, tail) as one number; tail is 1 for the last block of a prompt."""
 _PARTS = ((FRESH * WAITS * 2, LEVELS), (WAITS * 2, FRESH), (2, WAITS), (1, 2))
 
-TRUST = 16.0
+TRUST = 32.0
 """Uses that a part of a class, or a class, must have had before its own numbers count as much as the guess."""
-TRUST_WAIT = 32.0
+TRUST_WAIT = 64.0
 """Blocks that must have been at risk at an age before those that waited alike count as much as all together."""
 TRUST_AGE = 4.0
 HAZARD = 0.2
@@ -90,9 +90,10 @@ class ReturnModel:
         for _ in range(count):
             self.returned[cell] += 1.0
 
-    def count_waiting(self, cells: list[int]) -> None:
+    def count_waiting(self, cells: list[int], lives: float) -> None:
+        """So many lives in each of the cells."""
         for cell in cells:
-            self._counting[cell] += 1.0
+            self._counting[cell] += lives
 
     def counted_waiting(self) -> None:
         """All that are waiting have been counted."""

@@ -9,7 +9,14 @@ from __future__ import annotations
 from array import array
 from heapq import heapify, heappop, heappush
 
-from kvmanager.adaptive import GROUPS_PER_TURNOVER, LEARN_BLOCKS, MEMORY_BLOCKS, MEMORY_TURNOVERS, WATCHED
+from kvmanager.adaptive import (
+    GHOSTS_PER_BLOCK,
+    GROUPS_PER_TURNOVER,
+    LEARN_BLOCKS,
+    MEMORY_BLOCKS,
+    MEMORY_TURNOVERS,
+    WATCHED,
+)
 from kvmanager.ghosts import Ghosts, kept, waited
 from kvmanager.recency_guard import RecencyGuard
 from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket, class_of
@@ -32,8 +39,8 @@ class BlockwiseEviction:
         self._words: list[int] = [0] * num_blocks
         self._next_blocks = array("i", [0]) * num_blocks
         self._previous_blocks = array("i", [0]) * num_blocks
-        self._ghosts = Ghosts(self._room)
-        self._hand = 0
+        self._ghosts = Ghosts(GHOSTS_PER_BLOCK * self._room)
+        self._hand = self._part = 0
         self._unit = max(1, self._room // 16)
         self._tick = max(1, self._room // 64)  # of the ghosts and the guard
         self._model = ReturnModel(self._unit)
@@ -243,16 +250,18 @@ class BlockwiseEviction:
         return uses << _USES | (ghost & 7) << _TURN | cell % AGES << _WAIT | _WATCHED
 
     def _count_waiting(self) -> None:
-        """Counts a few of the blocks and ghosts that still wait for a use; all are once per half a turnover."""
+        """Counts a few of the blocks and ghosts that still wait; per half turnover all blocks and a part of the ghosts."""
         end = self._hand + 2 * WATCHED
         for word in self._words[self._hand : end]:
             if word & _WATCHED and word & _CACHED:
-                self._model.count_waiting([self._cell(word)])
-        for ghost in self._ghosts.some(self._hand, end):
-            self._model.count_waiting([self._ghost_cell(ghost)])
+                self._model.count_waiting([self._cell(word)], 1)
+        start = self._part * self._room
+        for ghost in self._ghosts.some(start + self._hand, start + min(end, self._room)):
+            self._model.count_waiting([self._ghost_cell(ghost)], GHOSTS_PER_BLOCK)
         self._hand = end
         if end >= len(self._words):
             self._hand = 0
+            self._part = (self._part + 1) % GHOSTS_PER_BLOCK
             self._model.counted_waiting()
 
     def _learn(self) -> None:

@@ -1,0 +1,36 @@
+"""The table of ghosts against the arithmetic of balls in pairs of places."""
+
+from hashlib import sha256
+from math import exp
+
+import pytest
+
+from kvmanager.ghosts import Ghosts, kept, waited
+
+
+def name(number: int) -> bytes:
+    return sha256(number.to_bytes(8, "little")).digest()
+
+
+@pytest.mark.parametrize("load", [0.5, 0.75, 2.0])
+def test_how_many_are_still_there(load: float) -> None:
+    places = 20_000
+    number = int(load * places)
+    ghosts = Ghosts(places)
+    made_way = sum(len(ghosts.put([name(each)], each, 1 + each % 1_000, each)) for each in range(number))
+    taken = [each for each in range(number) if ghosts.take(name(each))]
+    assert len(taken) == number - made_way
+    # A pair is named by Poisson(2 load) ghosts and keeps two of them at most.
+    mean = 2 * load
+    pairs = 2 - exp(-mean) * (2 + mean)
+    assert len(taken) == pytest.approx(pairs * places / 2, rel=0.02)
+    # A pair keeps its newest two, so the newest two of all are there.
+    assert {number - 2, number - 1} <= set(taken)
+
+
+def test_a_ghost_keeps_what_it_was_given() -> None:
+    ghosts = Ghosts(8)
+    assert ghosts.put([name(1)], 70, 0xABCD, 100) == []
+    ghost = ghosts.take(name(1))
+    assert (kept(ghost), waited(ghost, 100)) == (0xABCD, 30)
+    assert ghosts.take(name(1)) == 0
