@@ -130,7 +130,7 @@ class AdaptiveEviction(EvictionPolicy):
             self._learn()
 
     def evicted(self, blocks: list[int], names: list[bytes]) -> None:
-        run = self._runs.of_block[blocks[0]]
+        run = self._runs.of(blocks[0])
         if run.group != NO_GROUP:
             self._unlink(run)
         end = len(run.blocks)
@@ -139,10 +139,10 @@ class AdaptiveEviction(EvictionPolicy):
         for place in places:
             self._watched[run.blocks[place]] = 0
         self._leave_ghosts(run, [names[end - 1 - place] for place in places])
-        del run.blocks[-len(blocks) :]
+        self._runs.shorten(run, len(blocks))
 
     def forget(self, block: int) -> None:
-        run = self._runs.of_block[block]
+        run = self._runs.of(block)
         if self._watched[block]:
             self._watched[block] = 0
             self._guard.room -= 1
@@ -152,7 +152,7 @@ class AdaptiveEviction(EvictionPolicy):
         self._runs.drop(block)
 
     def released_at(self, block: int) -> int:
-        return self._runs.of_block[block].stamp
+        return self._runs.of(block).stamp
 
     # The order.
 
@@ -176,7 +176,7 @@ class AdaptiveEviction(EvictionPolicy):
             run.after = head
 
     def remove(self, block: int) -> None:
-        run = self._runs.of_block[block]
+        run = self._runs.of(block)
         if run.group != NO_GROUP and run.blocks[-1] == block:
             self._unlink(run)
 
@@ -283,7 +283,7 @@ class AdaptiveEviction(EvictionPolicy):
         Every half turnover all blocks have been counted, and one part of the ghosts, which stands for all: where a
         ghost lies says nothing about it.
         """
-        start, end, of_block = self._hand, self._hand + 2 * WATCHED, self._runs.of_block
+        start, end = self._hand, self._hand + 2 * WATCHED
         now, tick, unit = self._now // self._tick, self._tick, self._unit
         first = self._part * self._room
         ghosts = self._ghosts.some(first + start, first + min(end, self._room))
@@ -294,7 +294,7 @@ class AdaptiveEviction(EvictionPolicy):
         cells: list[int] = []
         block = self._watched.find(1, start, end)
         while block >= 0:
-            run = of_block[block]
+            run = self._runs.of(block)
             if run.cached:
                 cells.append(self._cell(run))
             block = self._watched.find(1, block + 1, end)

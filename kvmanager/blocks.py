@@ -174,7 +174,7 @@ class BlockPool(CachedBlocks):
         if self.index.num_blocks(name) - withdrawn > 1:
             return True
         owner = self.index.owner(name)
-        return not self.index.children[owner] and owner not in self.pins.until
+        return not self.index.num_children(owner) and owner not in self.pins.until
 
     def unpublish(self, block: int, num_tokens: int) -> None:
         """Takes the name of a block that its only holder will write behind its first `num_tokens` tokens."""

@@ -143,11 +143,12 @@ class CachedBlocks:
 
     def _num_idle(self, blocks: list[int]) -> int:
         """How many of a leaf and the cached blocks before it nothing else continues or keeps."""
-        children, pinned, priorities = self.index.children, self.pins.until, self.priorities
-        marked = bool(pinned or priorities)
+        index, pinned, priorities = self.index, self.pins.until, self.priorities
+        if not pinned and not priorities and index.continued_once(blocks[1:]):
+            return len(blocks)
         for place in range(1, len(blocks)):
             block = blocks[place]
-            if children[block] != 1 or (marked and (block in pinned or block in priorities)):
+            if index.num_children(block) != 1 or block in pinned or block in priorities:
                 return place
         return len(blocks)
 
@@ -177,7 +178,7 @@ class CachedBlocks:
     def _wake(self, woken: list[int]) -> None:
         """Cached blocks of a chain that are held from now on, last one last: all but that one are continued."""
         self.cached -= len(woken)
-        if not self.index.children[woken[-1]]:
+        if not self.index.num_children(woken[-1]):
             self._retract(woken[-1])
         if not self.tenants.of_block and not self.pins.until:
             self.tenants.base.cached -= len(woken)
@@ -224,7 +225,7 @@ class CachedBlocks:
 
     def _offer_leaf(self, block: int) -> None:
         """Offers a block as a victim if it is cached, unpinned and continued by nothing. NO_BLOCK is none."""
-        if block and not self.counts[block] and not self.index.children[block] and block not in self.pins.until:
+        if block and not self.counts[block] and not self.index.num_children(block) and block not in self.pins.until:
             self._enter(block, self.tenants.owner(block))
 
     def _enter(self, block: int, tenant: Tenant) -> None:

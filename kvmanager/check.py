@@ -126,7 +126,7 @@ def _check_index(blocks: BlockPool) -> list[str]:
 def _check_tree(blocks: BlockPool, owners: Mapping[bytes, int]) -> list[str]:
     index = blocks.index
     parents = index.parents_of(owners.values())
-    expected = [0] * len(index.children)
+    expected = [0] * len(index.names)
     for owner in [owners.get(parent, NULL_BLOCK) for parent in parents]:
         expected[owner] += 1
     # Who begins a prompt follows no name, and so does an orphan.
@@ -134,18 +134,21 @@ def _check_tree(blocks: BlockPool, owners: Mapping[bytes, int]) -> list[str]:
     if expected[NULL_BLOCK] != parents.count(NO_NAME):
         orphans = {parent for parent in parents if parent and parent not in owners}
         wrong += [f"a block follows {_shown(parent)}, which the index does not have" for parent in orphans]
-    expected[NULL_BLOCK] = 0
     counts = blocks.counts
     wrong += [
         f"block {block} is held, but the one before it is not"
         for block, parent in zip(owners.values(), parents, strict=True)
         if counts[block] and parent and not counts[owners.get(parent, NULL_BLOCK)]
     ]
-    if expected != index.children:
+    not_one = {block: expected[block] for block in owners.values() if expected[block] != 1}
+    if not_one != index.children():
         wrong += [
-            f"block {block} has {expected[block]} children in the index, but {index.children[block]} are counted"
-            for block in _differing(expected, index.children)
+            f"block {block} has {expected[block]} children in the index, but {index.num_children(block)} are counted"
+            for block in owners.values()
+            if expected[block] != index.num_children(block)
         ]
+        strays = index.children().keys() - owners.values()
+        wrong += [f"the children of block {block} are counted, but it is not found" for block in strays]
     return wrong
 
 
@@ -154,10 +157,8 @@ def _check_victims(blocks: BlockPool) -> list[str]:
 
     Those with a priority are kept apart from the policy's order.
     """
-    counts, children, pinned = blocks.counts, blocks.index.children, blocks.pins.until
-    leaves = {
-        block for block, name in enumerate(blocks.index.names) if name and not counts[block] and not children[block]
-    }
+    counts, children, pinned = blocks.counts, blocks.index.children(), blocks.pins.until
+    leaves = {block for block, number in children.items() if not number and not counts[block]}
     leaves.difference_update(pinned)
     kept = blocks.kept.members()
     offered = blocks.policy.offered()

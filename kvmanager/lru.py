@@ -36,23 +36,23 @@ class LruEviction(EvictionPolicy):
 
     def evicted(self, blocks: list[int], names: list[bytes]) -> None:
         self._offer.retract(blocks[0])
-        del self._runs.of_block[blocks[0]].blocks[-len(blocks) :]
+        self._runs.shorten(self._runs.of(blocks[0]), len(blocks))
 
     def forget(self, block: int) -> None:
         self._runs.drop(block)
 
     def released_at(self, block: int) -> int:
-        return self._runs.of_block[block].stamp
+        return self._runs.of(block).stamp
 
     def add(self, block: int) -> None:
-        self._offer.offer(block, 0, self._runs.of_block[block].stamp)
+        self._offer.offer(block, 0, self._runs.of(block).stamp)
 
     def remove(self, block: int) -> None:
         self._offer.retract(block)
 
     def victims(self, most: int) -> list[int]:
         block = self._offer.first()
-        return self._runs.of_block[block].blocks[: -most - 1 : -1] if block else []
+        return self._runs.of(block).blocks[: -most - 1 : -1] if block else []
 
     def offered(self) -> list[int]:
         return self._offer.members()

@@ -214,7 +214,7 @@ class Pool(Promises):
         family = self._descendants(path[-1])
         removed = 0
         for block in [*reversed(family), *reversed(path)]:
-            if not self.block_pool.counts[block] and not self.block_pool.index.children[block]:
+            if not self.block_pool.counts[block] and not self.block_pool.index.num_children(block):
                 self.block_pool.remove(block)
                 removed += 1
         return Removal(removed, sum(1 for block in [*path, *family] if self.block_pool.counts[block]))

@@ -26,12 +26,13 @@ class PrefixIndex(ABC):
     names: the name of each block, NO_NAME for one that isn't published.
     """
 
-    __slots__ = ("_owners", "_parents", "_spares", "children", "names")
+    __slots__ = ("_children", "_owners", "_parents", "_spares", "names")
 
     def __init__(self, num_blocks: int) -> None:
         self.names: list[bytes] = [NO_NAME] * num_blocks
-        self.children: list[int] = [0] * num_blocks
-        """Published names that follow each owner's name."""
+        self._children: dict[int, int] = {}
+        """Published names that follow each owner's name, where they are not one: at the ends of chains and where they
+        part."""
         self._parents: list[bytes] = [NO_NAME] * num_blocks
         self._owners: dict[bytes, int] = {}
         self._spares: dict[bytes, list[int]] = {}
@@ -54,6 +55,18 @@ class PrefixIndex(ABC):
         """The block that is found under `name`; NO_BLOCK for none."""
         return self._owners.get(name, NO_BLOCK)
 
+    def num_children(self, owner: int) -> int:
+        """Published names that follow the name of its owner."""
+        return self._children.get(owner, 1)
+
+    def continued_once(self, owners: list[int]) -> bool:
+        """Whether exactly one published name follows that of each owner."""
+        return self._children.keys().isdisjoint(owners)
+
+    def children(self) -> Mapping[int, int]:
+        """num_children() of each owner where it is not 1: the index's own, to be read only."""
+        return self._children
+
     def publish(self, blocks: list[int], chain: HashChain, first: int, last: int) -> None:
         """Makes the blocks at indices first..last-1 of the chain findable; their names are new, those before are not.
 
@@ -63,14 +76,13 @@ class PrefixIndex(ABC):
         run = blocks[first:last]
         parent = chain.names[first - 1] if first else NO_NAME
         if parent:
-            self.children[self._owners[parent]] += 1
+            self._count_children(self._owners[parent], 1)
         self._owners.update(zip(names, run, strict=True))
-        own_names, parents, children = self.names, self._parents, self.children
+        own_names, parents = self.names, self._parents
         for place, block in enumerate(run):
             parents[block] = parent
             own_names[block] = parent = names[place]
-            children[block] = 1
-        children[run[-1]] = 0
+        self._children[run[-1]] = 0
 
     def add_spare(self, block: int, chain: HashChain, block_index: int) -> None:
         """Lines `block` up behind the held block that is found under its name."""
@@ -110,16 +122,16 @@ class PrefixIndex(ABC):
 
         Returns the owner of the name before them.
         """
-        names, parents, owners, children = self.names, self._parents, self._owners, self.children
+        names, parents, owners = self.names, self._parents, self._owners
         parent = parents[blocks[-1]]
         for block in blocks:
             del owners[names[block]]
             names[block] = parents[block] = NO_NAME
-            children[block] = 0
+        del self._children[blocks[0]]
         if not parent:
             return NO_BLOCK
         owner = owners[parent]
-        children[owner] -= 1
+        self._count_children(owner, -1)
         return owner
 
     def holds(self, block: int, chain: HashChain, block_index: int) -> bool:
@@ -144,7 +156,7 @@ class PrefixIndex(ABC):
         num_blocks = len(self.names)
         self.names[:] = [NO_NAME] * num_blocks
         self._parents[:] = [NO_NAME] * num_blocks
-        self.children[:] = [0] * num_blocks
+        self._children.clear()
         self._owners.clear()
         self._spares.clear()
 
@@ -182,11 +194,16 @@ class PrefixIndex(ABC):
 
     def _hand_over(self, name: bytes, owner: int, heir: int) -> None:
         self._owners[name] = heir
-        self.children[heir] = self.children[owner]
+        if owner in self._children:
+            self._children[heir] = self._children.pop(owner)
+
+    def _count_children(self, owner: int, more: int) -> None:
+        count = self._children.pop(owner, 1) + more
+        if count != 1:
+            self._children[owner] = count
 
     def _erase(self, block: int) -> None:
         self.names[block] = self._parents[block] = NO_NAME
-        self.children[block] = 0
 
 
 class HashIndex(PrefixIndex):

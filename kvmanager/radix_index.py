@@ -138,7 +138,7 @@ class RadixIndex(PrefixIndex):
         above = self._nodes[self.owner(parent)] if parent else self._root
         if node is None or above is None or node.block != block or node.parent is not above:
             return False
-        return above.find(node.content) is node and len(node.nodes) == self.children[block]
+        return above.find(node.content) is node and len(node.nodes) == self.num_children(block)
 
     def clear(self) -> None:
         """Forgets every name."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from array import array
+
 
 class Run:
     """`blocks` follow each other in a chain from index `depth` on; none is in two runs. Owned by its policy.
 
-    uses, turn, wait and kind are what AdaptiveEviction learns from. stamp: when the blocks were released. cached:
+    number: its place among the runs of its policy. uses, turn, wait and kind are what AdaptiveEviction learns from. stamp: when the blocks were released. cached:
     nobody holds them. group: the list of runs on offer that it is in, between `before` and `after`; NO_GROUP for none.
     """
 
     # fmt: off
     __slots__ = (
-        "after", "before", "blocks", "cached", "depth", "group", "kind", "stamp", "turn", "uses", "wait",
+        "after", "before", "blocks", "cached", "depth", "group", "kind", "number", "stamp", "turn", "uses", "wait",
     )
     # fmt: on
 
     def __init__(self, blocks: list[int], depth: int) -> None:
         self.blocks = blocks
         self.depth = depth
+        self.number = 0
         self.uses = 1
         self.turn = 0
         self.wait = 0
@@ -41,27 +44,42 @@ NO_GROUP = -1
 
 
 class Runs:
-    """of_block: the run of each block that has content; what it says of other blocks means nothing."""
+    """The runs of a policy, by number, and the number of each block's. A number takes half the room of a reference."""
 
-    __slots__ = ("of_block",)
+    __slots__ = ("_numbers", "_runs", "_unused")
 
     def __init__(self, num_blocks: int) -> None:
-        self.of_block: list[Run] = [Run([], 0)] * num_blocks
+        self._numbers = array("i", [0]) * num_blocks
+        self._runs: list[Run] = []
+        self._unused: list[int] = []
+
+    def of(self, block: int) -> Run:
+        """The run of a block that has content."""
+        return self._runs[self._numbers[block]]
 
     def add(self, run: Run) -> None:
         """A run of blocks that are in no other one."""
-        of_block = self.of_block
-        for block in run.blocks:
-            of_block[block] = run
+        if self._unused:
+            run.number = self._unused.pop()
+            self._runs[run.number] = run
+        else:
+            run.number = len(self._runs)
+            self._runs.append(run)
+        self._claim(run.blocks, run)
+
+    def shorten(self, run: Run, count: int) -> None:
+        """The last `count` blocks of a run have no content any more."""
+        del run.blocks[len(run.blocks) - count :]
+        if not run.blocks:
+            self._unused.append(run.number)
 
     def cover(self, blocks: list[int]) -> list[Run]:
         """The runs that `blocks`, a part of a chain, consist of; a run that goes on beyond is cut."""
         runs: list[Run] = []
         place = 0
         while place < len(blocks):
-            run = self.of_block[blocks[place]]
-            # A run is never empty while its blocks have content.
-            there = blocks[place : place + max(1, len(run.blocks))]
+            run = self.of(blocks[place])
+            there = blocks[place : place + len(run.blocks)]
             if run.blocks != there:
                 run = self._cut_out(run, there)
             runs.append(run)
@@ -70,7 +88,7 @@ class Runs:
 
     def ending(self, block: int) -> Run:
         """The run whose last block is `block`; a longer one is cut behind it."""
-        run = self.of_block[block]
+        run = self.of(block)
         if run.blocks[-1] == block:
             return run
         return self._cut(run, run.blocks.index(block) + 1)
@@ -82,7 +100,7 @@ class Runs:
         last = run.beginning(0)
         last.blocks.append(run.blocks.pop())
         last.depth = run.depth + len(run.blocks)
-        self.of_block[last.blocks[0]] = last
+        self.add(last)
         return last
 
     def join(self, runs: list[Run]) -> list[Run]:
@@ -98,17 +116,18 @@ class Runs:
             elif len(left.blocks) < len(right.blocks):
                 right.blocks[:0] = left.blocks
                 right.depth = left.depth
-                self._move(left.blocks, right)
+                self._claim(left.blocks, right)
+                self._unused.append(left.number)
                 joined[-1] = right
             else:
                 left.blocks += right.blocks
-                self._move(right.blocks, left)
+                self._claim(right.blocks, left)
+                self._unused.append(right.number)
         return joined
 
     def drop(self, block: int) -> None:
         """`block`, which is not on offer, has no content any more."""
-        run = self.ending(block)
-        run.blocks.pop()
+        self.shorten(self.ending(block), 1)
 
     def _cut_out(self, run: Run, blocks: list[int]) -> Run:
         """Cuts a run in front of the first of `blocks`, and behind those of them that it has."""
@@ -125,10 +144,10 @@ class Runs:
         first = run.beginning(count)
         del run.blocks[:count]
         run.depth += count
-        self._move(first.blocks, first)
+        self.add(first)
         return first
 
-    def _move(self, blocks: list[int], run: Run) -> None:
-        of_block = self.of_block
+    def _claim(self, blocks: list[int], run: Run) -> None:
+        numbers, number = self._numbers, run.number
         for block in blocks:
-            of_block[block] = run
+            numbers[block] = number

@@ -39,7 +39,7 @@ def cached_parts(pool: Pool, known: Mapping[bytes, Block], told: set[int]) -> li
     index, counts = pool.block_pool.index, pool.block_pool.counts
     untold = [block for block, name in enumerate(index.names) if name and block not in told]
     untold.sort(key=lambda block: 0 if counts[block] else pool.block_pool.policy.released_at(block) + 1)
-    leaves_first = [block for block in untold if not index.children[block]]
+    leaves_first = [block for block in untold if not index.num_children(block)]
     parts: list[HeldCache] = []
     done: set[int] = set(told)
     for leaf in [*leaves_first, *untold]:

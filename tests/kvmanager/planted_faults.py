@@ -109,7 +109,7 @@ def priority_ignored(patch):
 
 def pin_ignored_by_eviction(patch):
     def offer_leaf(self, block):
-        if block and not self.counts[block] and not self.index.children[block]:
+        if block and not self.counts[block] and not self.index.num_children(block):
             self._enter(block, self.tenants.owner(block))
 
     patch.setattr(BlockPool, "_offer_leaf", offer_leaf)
@@ -118,7 +118,7 @@ def pin_ignored_by_eviction(patch):
 def pin_lost_to_a_rewound_holder(patch):
     def can_unpublish(self, block, withdrawn=0):
         name = self.index.names[block]
-        return self.index.num_blocks(name) - withdrawn > 1 or not self.index.children[self.index.owner(name)]
+        return self.index.num_blocks(name) - withdrawn > 1 or not self.index.num_children(self.index.owner(name))
 
     patch.setattr(BlockPool, "can_unpublish", can_unpublish)
 

@@ -108,7 +108,7 @@ def spare_that_nobody_holds(pool):
 
 
 def children(pool):
-    pool.block_pool.index.children[4] += 1
+    pool.block_pool.index._children[4] = 2
 
 
 def orphan(pool):
@@ -137,7 +137,7 @@ def node_elsewhere(pool):
 def held_behind_a_cached_block(pool):
     index = pool.block_pool.index
     index._parents[1] = name(pool, 4)
-    index.children[4] += 1
+    index._children[4] = 2
 
 
 def leaf_that_is_no_victim(pool):

@@ -121,7 +121,7 @@ def test_nothing_is_left_behind_when_everything_is_given_up(index):
     blocks = pool.block_pool
     assert len(blocks.index) == 0
     assert not any(blocks.index.names)
-    assert not any(blocks.index.children)
+    assert not blocks.index.children()
     assert (blocks.policy.offered(), blocks.kept.members()) == ([], [])
     assert (blocks.priorities, blocks.pins.until, blocks.partial, blocks.tenants.of_block) == ({}, {}, {}, {})
     assert right(pool)
