@@ -10,7 +10,7 @@ Time is counted in stored blocks: only these need room. Ages are in half octaves
 here depends on the size of the pool or on the speed of the machine. Blocks of one class released in the same eighth of
 a turnover of the pool form a group; groups are ranked again as time goes on, and each verb is O(log groups).
 
-One block in four is watched: it is counted and leaves a ghost. That is enough because chains come back as a whole: a
+One block in eight is watched: it is counted and leaves a ghost. That is enough because chains come back as a whole: a
 prompt that uses a known block has used all blocks before it.
 """
 
@@ -18,26 +18,20 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from kvmanager.ghosts import Ghosts, kept, waited
+from kvmanager.ghosts import MOST_TURNS, MOST_USES, Ghosts, class_kept, remembered, turn_kept, uses_kept, waited
 from kvmanager.policy import EvictionPolicy
 from kvmanager.recency_guard import RecencyGuard
 from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket, class_of
 from kvmanager.runs import NO_GROUP, Run, Runs
 
-WATCHED = 4
+WATCHED = 8
 """Every so manieth block of a chain is watched, and of the first so many one at random, by its name."""
-GHOSTS_PER_BLOCK = 4
-"""With one block in four watched, ghosts reach back sixteen turnovers of the pool."""
 GROUPS_PER_TURNOVER = 8
 MEMORY_TURNOVERS = 64
 """How much of the past counts, in turnovers of the pool, and at least MEMORY_BLOCKS."""
 MEMORY_BLOCKS = 1 << 17
 LEARN_BLOCKS = 4096
 """Learning is due after the first turnover, then once per turnover, and no sooner than after so many stored blocks."""
-_MOST_USES = 15
-_MOST_TURNS = 7
-
-# A ghost keeps class << 7 | uses << 3 | turn.
 
 
 class AdaptiveEviction(EvictionPolicy):
@@ -46,8 +40,7 @@ class AdaptiveEviction(EvictionPolicy):
     # fmt: off
     __slots__ = (
         "_epoch", "_ghosts", "_group_width", "_groups", "_guard", "_hand", "_heads", "_learned_at", "_model",
-        "_next_learning", "_now", "_part", "_period", "_room", "_runs", "_seen", "_tails", "_tick", "_unit",
-        "_watched",
+        "_next_learning", "_now", "_period", "_room", "_runs", "_seen", "_tails", "_tick", "_unit", "_watched",
     )
     # fmt: on
 
@@ -55,8 +48,8 @@ class AdaptiveEviction(EvictionPolicy):
         self._room = max(1, num_blocks - 2)
         self._runs = Runs(num_blocks)
         self._watched = bytearray(num_blocks)
-        self._ghosts = Ghosts(GHOSTS_PER_BLOCK * self._room)
-        self._hand = self._part = 0
+        self._ghosts = Ghosts(self._room)
+        self._hand = 0
         self._unit = max(1, self._room // 16)
         self._tick = max(1, self._room // 64)  # of the ghosts and the guard
         self._model = ReturnModel(self._unit)
@@ -90,7 +83,7 @@ class AdaptiveEviction(EvictionPolicy):
         for run in self._runs.cover(blocks):
             if run.group != NO_GROUP:
                 self._unlink(run)
-            run.uses = min(_MOST_USES, run.uses + 1)
+            run.uses = min(MOST_USES, run.uses + 1)
             if run.cached:
                 run.cached = False
                 run.wait = age_bucket((self._now - run.stamp) // self._unit)
@@ -105,7 +98,7 @@ class AdaptiveEviction(EvictionPolicy):
             if run.uses > 1:
                 # A prompt that is the first to continue what the one before it added is the next turn.
                 if run.uses == 2:
-                    turn = min(_MOST_TURNS, run.turn + 1)
+                    turn = min(MOST_TURNS, run.turn + 1)
                     wait = run.wait
                 break
             fresh += len(run.blocks)
@@ -252,14 +245,14 @@ class AdaptiveEviction(EvictionPolicy):
 
     def _ghost_cell(self, ghost: int) -> int:
         age = waited(ghost, self._now // self._tick) * self._tick
-        return (kept(ghost) >> 7) * AGES + age_bucket(age // self._unit)
+        return class_kept(ghost) * AGES + age_bucket(age // self._unit)
 
     def _leave_ghosts(self, run: Run, names: list[bytes]) -> None:
         """Watched blocks of a run are given up, in this order."""
         self._guard.room -= len(names)
         now = self._now // self._tick
-        remembered = run.kind << 7 | run.uses << 3 | run.turn
-        for lost in self._ghosts.put(names, run.stamp // self._tick, remembered, now):
+        kept = remembered(run.kind, run.uses, run.turn)
+        for lost in self._ghosts.put(names, run.stamp // self._tick, kept, now):
             self._model.gone[self._ghost_cell(lost)] += 1.0
             self._guard.lost(now - waited(lost, now))
 
@@ -273,36 +266,28 @@ class AdaptiveEviction(EvictionPolicy):
         now = self._now // self._tick
         self._guard.used(now - waited(ghost, now), False)
         run = self._runs.end(self._runs.ending(block))
-        run.uses = min((kept(ghost) >> 3 & 15) + 1, _MOST_USES)
-        run.turn = ghost & 7
+        run.uses = min(uses_kept(ghost) + 1, MOST_USES)
+        run.turn = turn_kept(ghost)
         run.wait = cell % AGES
 
     def _count_waiting(self) -> None:
-        """Counts a few of the blocks and ghosts that still wait for a use.
-
-        Every half turnover all blocks have been counted, and one part of the ghosts, which stands for all: where a
-        ghost lies says nothing about it.
-        """
+        """Counts a few of the blocks and ghosts that still wait for a use; all are once per half a turnover."""
         start, end = self._hand, self._hand + 2 * WATCHED
         now, tick, unit = self._now // self._tick, self._tick, self._unit
-        first = self._part * self._room
-        ghosts = self._ghosts.some(first + start, first + min(end, self._room))
-        self._model.count_waiting(
-            [(kept(ghost) >> 7) * AGES + age_bucket(waited(ghost, now) * tick // unit) for ghost in ghosts],
-            GHOSTS_PER_BLOCK,
-        )
-        cells: list[int] = []
+        cells = [
+            class_kept(ghost) * AGES + age_bucket(waited(ghost, now) * tick // unit)
+            for ghost in self._ghosts.some(start, end)
+        ]
         block = self._watched.find(1, start, end)
         while block >= 0:
             run = self._runs.of(block)
             if run.cached:
                 cells.append(self._cell(run))
             block = self._watched.find(1, block + 1, end)
-        self._model.count_waiting(cells, 1)
+        self._model.count_waiting(cells)
         self._hand = end
         if end >= len(self._watched):
             self._hand = 0
-            self._part = (self._part + 1) % GHOSTS_PER_BLOCK
             self._model.counted_waiting()
 
     def _learn(self) -> None:

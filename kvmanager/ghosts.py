@@ -1,29 +1,42 @@
-"""What is remembered of blocks that were given up: one word each, in a table of fixed size."""
+"""What is remembered of blocks that were given up: five bytes each, in a table of fixed size."""
 
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
-# A ghost: tag << 42 | time << 16 | what is remembered. It is never zero, because what is remembered is not.
-_TAG_BITS, _TIME_BITS, _TIME, _TAG = 20, 26, 16, 42
+from kvmanager.return_model import OF_A_LEVEL, class_of_level
+
+# A ghost: 7 bits of its tag << 25 | time << 13 | what is remembered; never zero, because what is remembered is not.
+_TIME, _TAG = 13, 25
+_TIMES: Final = 1 << _TAG - _TIME
 _KEPT = (1 << _TIME) - 1
+
+MOST_USES = 15
+MOST_TURNS = 7
+"""Beyond these, uses and turns are not told apart. What is remembered has both and the class but for its level."""
 
 
 class Ghosts:
-    """Pairs of places: the older ghost of a pair makes way. Times are whole numbers that never go back."""
+    """Pairs of places: the older ghost of a pair makes way. Times are whole numbers that never go back.
 
-    __slots__ = ("_places",)
+    They are kept modulo 4,096: a ghost that old looks new. Few live as long, where a turnover of the pool is 64.
+    """
+
+    __slots__ = ("_places", "_tags")
 
     def __init__(self, number: int) -> None:
-        self._places = array("Q", [0]) * (number + number % 2)
+        self._places = array("I", [0]) * (number + number % 2)
+        self._tags = bytearray(len(self._places))
+        """The other 8 bits of each ghost's tag."""
 
     def put(self, names: list[bytes], time: int, kept: int, now: int) -> list[int]:
-        """Remembers `kept`, 16 bits that are not all zero, and a time for each name. Returns ghosts that made way."""
-        places, made_way = self._places, list[int]()
-        remembered = (time & (1 << _TIME_BITS) - 1) << _TIME | kept
+        """Remembers `kept`, 13 bits that are not all zero, and a time for each name. Returns ghosts that made way."""
+        places, tags, made_way = self._places, self._tags, list[int]()
+        remembered = time % _TIMES << _TIME | kept
         for name in names:
             key = int.from_bytes(name[1:9], "little")
-            place = (key >> _TAG_BITS) % len(places)
+            place = (key >> 20) % len(places)
             ghost = places[place]
             if ghost:
                 other = places[place ^ 1]
@@ -32,16 +45,17 @@ class Ghosts:
                     ghost = other
                 if ghost:
                     made_way.append(ghost)
-            places[place] = (key & (1 << _TAG_BITS) - 1) << _TAG | remembered
+            places[place] = (key >> 8 & 127) << _TAG | remembered
+            tags[place] = key & 255
         return made_way
 
     def take(self, name: bytes) -> int:
-        """The ghost of `name`, which is one no more, or 0. One time in half a million it is another's."""
+        """The ghost of `name`, which is one no more, or 0. One time in 16,384 it is another's."""
         key = int.from_bytes(name[1:9], "little")
-        first = (key >> _TAG_BITS) % len(self._places)
+        first = (key >> 20) % len(self._places)
         for place in (first, first ^ 1):
             ghost = self._places[place]
-            if ghost and ghost >> _TAG == key & (1 << _TAG_BITS) - 1:
+            if ghost and ghost >> _TAG == key >> 8 & 127 and self._tags[place] == key & 255:
                 self._places[place] = 0
                 return ghost
         return 0
@@ -52,8 +66,35 @@ class Ghosts:
 
 def waited(ghost: int, now: int) -> int:
     """The time since the one that was remembered."""
-    return now - (ghost >> _TIME) & (1 << _TIME_BITS) - 1
+    return (now - (ghost >> _TIME)) % _TIMES
 
 
 def kept(ghost: int) -> int:
     return ghost & _KEPT
+
+
+def remembered(kind: int, uses: int, turn: int) -> int:
+    """What a ghost keeps of a block of class `kind`, which was used at least once and in a turn from 1 on."""
+    return (kind % OF_A_LEVEL * MOST_USES + uses - 1) * MOST_TURNS + turn
+
+
+def class_kept(ghost: int) -> int:
+    """The class that was remembered. Its level is the larger of uses and turn."""
+    return _CLASSES[ghost & _KEPT]
+
+
+def uses_kept(ghost: int) -> int:
+    """The uses that were remembered."""
+    return ((ghost & _KEPT) - 1) // MOST_TURNS % MOST_USES + 1
+
+
+def turn_kept(ghost: int) -> int:
+    """The turn that was remembered."""
+    return ((ghost & _KEPT) - 1) % MOST_TURNS + 1
+
+
+_CLASSES = array("H", [0])
+"""The class of each thing that a ghost can remember."""
+for _kind in range(OF_A_LEVEL):
+    for _uses in range(1, MOST_USES + 1):
+        _CLASSES.extend(class_of_level(max(_uses, _turn)) + _kind for _turn in range(1, MOST_TURNS + 1))

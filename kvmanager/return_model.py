@@ -17,11 +17,13 @@ FRESH = 5  # new blocks of the last prompt: 1, under 8, under 32, under 100, mor
 WAITS = 6  # turnovers before the last use: no turn before, under 1/8, under 1/2, under 2, under 8, more
 CLASSES = LEVELS * FRESH * WAITS * 2
 """A class is (level, fresh, wait, tail) as one number; tail is 1 for the last block of a prompt."""
-_PARTS = ((FRESH * WAITS * 2, LEVELS), (WAITS * 2, FRESH), (2, WAITS), (1, 2))
+OF_A_LEVEL = FRESH * WAITS * 2
+"""Classes of a level; those of the lowest come first."""
+_PARTS = ((OF_A_LEVEL, LEVELS), (WAITS * 2, FRESH), (2, WAITS), (1, 2))
 
-TRUST = 32.0
+TRUST = 16.0
 """Uses that a part of a class, or a class, must have had before its own numbers count as much as the guess."""
-TRUST_WAIT = 64.0
+TRUST_WAIT = 32.0
 """Blocks that must have been at risk at an age before those that waited alike count as much as all together."""
 TRUST_AGE = 4.0
 HAZARD = 0.2
@@ -33,12 +35,16 @@ _ROUNDS = 2
 _STEPS_PER_OCTAVE = 2  # of odds, in the table of worths
 
 
+def class_of_level(level: int) -> int:
+    """The first class of a level."""
+    return (level - 1 if level < 4 else 3 if level < 6 else 4 if level < 9 else 5) * OF_A_LEVEL
+
+
 def class_of(level: int, fresh: int, wait: int, tail: int) -> int:
     """The class of a block; `wait` is an age bucket."""
-    kind = level - 1 if level < 4 else 3 if level < 6 else 4 if level < 9 else 5
     new = 0 if fresh < 2 else 1 if fresh < 8 else 2 if fresh < 32 else 3 if fresh < 100 else 4
     late = 0 if level < 2 else 1 if wait < 2 else 2 if wait < 6 else 3 if wait < 10 else 4 if wait < 14 else 5
-    return ((kind * FRESH + new) * WAITS + late) * 2 + tail
+    return class_of_level(level) + (new * WAITS + late) * 2 + tail
 
 
 def _age_bucket(units: int) -> int:
@@ -90,10 +96,9 @@ class ReturnModel:
         for _ in range(count):
             self.returned[cell] += 1.0
 
-    def count_waiting(self, cells: list[int], lives: float) -> None:
-        """So many lives in each of the cells."""
+    def count_waiting(self, cells: list[int]) -> None:
         for cell in cells:
-            self._counting[cell] += lives
+            self._counting[cell] += 1.0
 
     def counted_waiting(self) -> None:
         """All that are waiting have been counted."""

@@ -8,8 +8,9 @@ from array import array
 class Run:
     """`blocks` follow each other in a chain from index `depth` on; none is in two runs. Owned by its policy.
 
-    number: its place among the runs of its policy. uses, turn, wait and kind are what AdaptiveEviction learns from. stamp: when the blocks were released. cached:
-    nobody holds them. group: the list of runs on offer that it is in, between `before` and `after`; NO_GROUP for none.
+    number: its place among the runs of its policy. uses, turn, wait and kind are what AdaptiveEviction learns from.
+    stamp: when the blocks were released. cached: nobody holds them. group: the list of runs on offer that it is in,
+    between `before` and `after`; NO_GROUP for none.
     """
 
     # fmt: off

@@ -9,26 +9,15 @@ from __future__ import annotations
 from array import array
 from heapq import heapify, heappop, heappush
 
-from kvmanager.adaptive import (
-    GHOSTS_PER_BLOCK,
-    GROUPS_PER_TURNOVER,
-    LEARN_BLOCKS,
-    MEMORY_BLOCKS,
-    MEMORY_TURNOVERS,
-    WATCHED,
-)
-from kvmanager.ghosts import Ghosts, kept, waited
+from kvmanager.adaptive import GROUPS_PER_TURNOVER, LEARN_BLOCKS, MEMORY_BLOCKS, MEMORY_TURNOVERS, WATCHED
+from kvmanager.ghosts import MOST_TURNS, MOST_USES, Ghosts, class_kept, remembered, turn_kept, uses_kept, waited
 from kvmanager.recency_guard import RecencyGuard
 from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket, class_of
-
-MOST_USES = 15
-MOST_TURNS = 7
 
 # A block's word: stamp << 24 | class << 15 | uses << 11 | turn << 8 | age bucket of its last wait << 3 | flags.
 _WATCHED, _CACHED, _OFFERED = 1, 2, 4
 _WAIT, _TURN, _USES, _CLASS, _STAMP = 3, 8, 11, 15, 24
-_ONE_USE, _ALL_USES = 1 << _USES, MOST_USES << _USES
-# A ghost keeps class << 7 | uses << 3 | turn.
+_ONE_USE, _ALL_USES = 1 << _USES, 15 << _USES
 
 
 class BlockwiseEviction:
@@ -39,8 +28,8 @@ class BlockwiseEviction:
         self._words: list[int] = [0] * num_blocks
         self._next_blocks = array("i", [0]) * num_blocks
         self._previous_blocks = array("i", [0]) * num_blocks
-        self._ghosts = Ghosts(GHOSTS_PER_BLOCK * self._room)
-        self._hand = self._part = 0
+        self._ghosts = Ghosts(self._room)
+        self._hand = 0
         self._unit = max(1, self._room // 16)
         self._tick = max(1, self._room // 64)  # of the ghosts and the guard
         self._model = ReturnModel(self._unit)
@@ -75,7 +64,7 @@ class BlockwiseEviction:
             word = words[block]
             if word & _OFFERED:
                 self._unlink(block, word)
-            if word & _ALL_USES != _ALL_USES:
+            if word & _ALL_USES < MOST_USES << _USES:
                 word += _ONE_USE
             if word & _CACHED:
                 if word >> _STAMP != stamp:
@@ -138,7 +127,8 @@ class BlockwiseEviction:
             return
         self._guard.room -= 1
         now = self._now // self._tick
-        for lost in self._ghosts.put([name], (word >> _STAMP) // self._tick, word >> _TURN & 0xFFFF, now):
+        kept = remembered(word >> _CLASS & 511, word >> _USES & 15, word >> _TURN & 7)
+        for lost in self._ghosts.put([name], (word >> _STAMP) // self._tick, kept, now):
             self._model.gone[self._ghost_cell(lost)] += 1.0
             self._guard.lost(now - waited(lost, now))
 
@@ -235,7 +225,7 @@ class BlockwiseEviction:
 
     def _ghost_cell(self, ghost: int) -> int:
         age = waited(ghost, self._now // self._tick) * self._tick
-        return (kept(ghost) >> 7) * AGES + age_bucket(age // self._unit)
+        return class_kept(ghost) * AGES + age_bucket(age // self._unit)
 
     def _recall(self, name: bytes) -> int:
         """The word of a watched block that was stored: its ghost, if it has one, tells its uses, turn and last wait."""
@@ -246,22 +236,20 @@ class BlockwiseEviction:
         self._model.count_returned(cell, 1)
         now = self._now // self._tick
         self._guard.used(now - waited(ghost, now), False)
-        uses = min((kept(ghost) >> 3 & 15) + 1, MOST_USES)
-        return uses << _USES | (ghost & 7) << _TURN | cell % AGES << _WAIT | _WATCHED
+        uses = min(uses_kept(ghost) + 1, MOST_USES)
+        return uses << _USES | turn_kept(ghost) << _TURN | cell % AGES << _WAIT | _WATCHED
 
     def _count_waiting(self) -> None:
-        """Counts a few of the blocks and ghosts that still wait; per half turnover all blocks and a part of the ghosts."""
+        """Counts a few of the blocks and ghosts that still wait for a use; all are once per half a turnover."""
         end = self._hand + 2 * WATCHED
         for word in self._words[self._hand : end]:
             if word & _WATCHED and word & _CACHED:
-                self._model.count_waiting([self._cell(word)], 1)
-        start = self._part * self._room
-        for ghost in self._ghosts.some(start + self._hand, start + min(end, self._room)):
-            self._model.count_waiting([self._ghost_cell(ghost)], GHOSTS_PER_BLOCK)
+                self._model.count_waiting([self._cell(word)])
+        for ghost in self._ghosts.some(self._hand, end):
+            self._model.count_waiting([self._ghost_cell(ghost)])
         self._hand = end
         if end >= len(self._words):
             self._hand = 0
-            self._part = (self._part + 1) % GHOSTS_PER_BLOCK
             self._model.counted_waiting()
 
     def _learn(self) -> None:

@@ -111,6 +111,10 @@ def children(pool):
     pool.block_pool.index._children[4] = 2
 
 
+def children_of_a_free_block(pool):
+    pool.block_pool.index._children[9] = 0
+
+
 def orphan(pool):
     pool.block_pool.index._parents[6] = b"nobody"
 
@@ -247,6 +251,7 @@ def tail_that_stores_too_little(pool):
         (spare_that_is_none, "block 4 is a spare under [0-9a-f]{16} and should not be"),
         (spare_that_nobody_holds, "spare block 6 or its owner is held by nobody"),
         (children, "block 4 has 1 children in the index, but 2 are counted"),
+        (children_of_a_free_block, "the children of block 9 are counted, but it is not found"),
         (orphan, "a block follows 6e6f626f6479, which the index does not have"),
         (node_left_behind, "block 2 has a node in the tree, but is not found"),
         (node_of_another_block, "block 6 and its node in the tree do not belong together"),

@@ -5,7 +5,8 @@ from math import exp
 
 import pytest
 
-from kvmanager.ghosts import Ghosts, kept, waited
+from kvmanager.ghosts import MOST_TURNS, MOST_USES, Ghosts, class_kept, kept, remembered, turn_kept, uses_kept, waited
+from kvmanager.return_model import class_of
 
 
 def name(number: int) -> bytes:
@@ -30,7 +31,27 @@ def test_how_many_are_still_there(load: float) -> None:
 
 def test_a_ghost_keeps_what_it_was_given() -> None:
     ghosts = Ghosts(8)
-    assert ghosts.put([name(1)], 70, 0xABCD, 100) == []
+    assert ghosts.put([name(1)], 70, 0x1BCD, 100) == []
     ghost = ghosts.take(name(1))
-    assert (kept(ghost), waited(ghost, 100)) == (0xABCD, 30)
+    assert (kept(ghost), waited(ghost, 100)) == (0x1BCD, 30)
     assert ghosts.take(name(1)) == 0
+
+
+def test_what_is_remembered_comes_back() -> None:
+    seen: set[int] = set()
+    for uses in range(1, MOST_USES + 1):
+        for turn in range(1, MOST_TURNS + 1):
+            for fresh in (1, 7, 31, 99, 100):
+                for tail in (0, 1):
+                    kind = class_of(max(uses, turn), fresh, 9, tail)
+                    seen.add(known := remembered(kind, uses, turn))
+                    assert (class_kept(known), uses_kept(known), turn_kept(known)) == (kind, uses, turn)
+    assert len(seen) == MOST_USES * MOST_TURNS * 5 * 2
+    assert min(seen) > 0
+    assert max(seen) < 1 << 13
+
+
+def test_a_ghost_waits_up_to_the_end_of_its_clock() -> None:
+    ghosts = Ghosts(8)
+    ghosts.put([name(1)], 10_000, 1, 10_000)
+    assert waited(ghosts.take(name(1)), 14_095) == 4_095
