@@ -107,7 +107,11 @@ def machine() -> dict[str, str]:
     """What is measured on."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     cpu = names[0].partition(":")[2].strip() if names else platform.machine()
-    return {"cpu": cpu, "cores": str(len(os.sched_getaffinity(0))), "system": platform.platform(terse=True)}
+    return {
+        "cpu": cpu,
+        "cores": str(len(os.sched_getaffinity(0))),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
 
 
 def _start(name: str, workload: Workload, peers: Path | None) -> DrivenSystem | None:

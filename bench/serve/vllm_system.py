@@ -20,20 +20,23 @@ from bench.serve.workloads import MAX_MODEL_LEN, Workload, build
 
 BLOCK_SIZE = 128
 """vLLM's default on a CPU."""
+SMALL_CACHE_BLOCK_SIZE = 32
+"""The smallest that its fast kernels take: of a small cache it wastes less."""
 MAX_SEQUENCES = 64
 
 
 async def create(options: dict[str, Any]) -> VllmSystem:
-    """Options: model (a Hugging Face directory), eager, cache_tokens."""
+    """Options: model (a Hugging Face directory), dtype, eager, cache_tokens."""
     cache_tokens = options["cache_tokens"]
-    few_blocks = {"num_gpu_blocks_override": cache_tokens // BLOCK_SIZE + 1} if cache_tokens else {}
+    block_size = SMALL_CACHE_BLOCK_SIZE if cache_tokens else BLOCK_SIZE
+    few_blocks = {"num_gpu_blocks_override": cache_tokens // block_size + 1} if cache_tokens else {}
     llm = LLM(
         options["model"],
-        dtype="float32",
+        dtype=options["dtype"],
         enforce_eager=options["eager"],
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=MAX_SEQUENCES,
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         **few_blocks,
     )
     system = VllmSystem(llm)
