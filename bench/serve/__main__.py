@@ -22,11 +22,12 @@ from typing import Annotated
 import typer
 
 from bench.serve.cpu import CpuMeter
-from bench.serve.driven import DrivenSystem, DriverFailed
 from bench.serve.figures import NOISE_CORES, Figures, Results, figures_of
+from bench.serve.fleet import Fleet
 from bench.serve.plot import plot
 from bench.serve.report import report
-from bench.serve.systems import DEFAULT, SYSTEMS, NotInstalled
+from bench.serve.system import Run
+from bench.serve.systems import DEFAULT, SYSTEMS
 from bench.serve.workloads import NAMES, Workload, build
 
 QUIET_SECONDS = 1.0
@@ -48,24 +49,20 @@ def serve(
     with _kept(json) as path:
         results = Results.load(path, machine())
         for stage in _stages(built):
-            for figures in run_stage(stage, chosen, rounds, results, peers, patience):
-                results.runs.append(figures)
-                results.save(path)
-                print(_line(figures), file=sys.stderr, flush=True)
+            with Fleet(peers) as fleet:
+                for figures in compare(stage, chosen, rounds, results, fleet, patience):
+                    results.runs.append(figures)
+                    results.save(path)
+                    print(_line(figures), file=sys.stderr, flush=True)
         print(report(results))
         if out is not None:
             plot(results, out)
 
 
-def run_stage(
-    workloads: Sequence[Workload],
-    systems: Sequence[str],
-    rounds: int,
-    results: Results,
-    peers: Path | None,
-    patience: float,
+def compare(
+    workloads: Sequence[Workload], systems: Sequence[str], rounds: int, results: Results, fleet: Fleet, patience: float
 ) -> Iterator[Figures]:
-    """Workloads that want the same cache size, so that each system is started once for them. Yields what is new."""
+    """Workloads with one cache size on systems that play them, round by round. Yields what `results` has not."""
     todo = [
         (number, workload, name)
         for number in range(rounds)
@@ -73,24 +70,14 @@ def run_stage(
         for name in systems
         if workload.name in SYSTEMS[name].plays and not results.has(name, workload.name, number)
     ]
-    started: dict[str, DrivenSystem | None] = {}
-    try:
-        for number, workload, name in todo:
-            if name not in started:
-                started[name] = _start(name, workload, peers)
-            if (system := started[name]) is None:
-                continue
-            results.versions[name] = system.versions
-            wait_until_quiet(patience)
-            try:
-                yield figures_of(name, workload.name, number, system.run(workload))
-            except DriverFailed as error:
-                print(f"skipped: {error}", file=sys.stderr)
-                started[name] = None
-    finally:
-        for each in started.values():
-            if each is not None:
-                each.stop()
+    first: dict[str, Run] = {}
+    for number, workload, name in todo:
+        if (system := fleet.system(name, workload)) is None:
+            continue
+        results.versions[name] = system.versions
+        wait_until_quiet(patience)
+        if (run := fleet.run(name, workload)) is not None:
+            yield figures_of(name, workload.name, number, run, first.setdefault(workload.name, run))
 
 
 def wait_until_quiet(patience: float) -> None:
@@ -112,15 +99,6 @@ def machine() -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "system": f"{platform.system()} {platform.machine()}",
     }
-
-
-def _start(name: str, workload: Workload, peers: Path | None) -> DrivenSystem | None:
-    log = Path(tempfile.gettempdir()) / f"bench-serve-{os.getpid()}-{name}.log"
-    try:
-        return DrivenSystem(SYSTEMS[name], workload, peers, log)
-    except (NotInstalled, DriverFailed) as error:
-        print(f"skipped: {error}", file=sys.stderr)
-        return None
 
 
 def _stages(workloads: Sequence[Workload]) -> list[list[Workload]]:

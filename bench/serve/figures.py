@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -23,7 +23,7 @@ class Figures:
 
     Rates in output tokens/s from the first request to the last token; ttft and between (tokens of one answer) in ms,
     the median over answers and over gaps, p95 of the gaps. answers: how many there are, fewer where a part was played.
-    extra: what only this system tells.
+    same_tokens: the share up to where its answers differ from the first system's. extra: what only this one tells.
     """
 
     system: str
@@ -37,6 +37,7 @@ class Figures:
     seconds: float
     own_cores: float
     foreign_cores: float
+    same_tokens: float
     extra: dict[str, float]
 
     @property
@@ -48,8 +49,8 @@ class Figures:
         return self.system, self.workload, self.round
 
 
-def figures_of(system: str, workload: str, round_number: int, run: Run) -> Figures:
-    """The figures of a run; all its answers have two tokens or more between them."""
+def figures_of(system: str, workload: str, round_number: int, run: Run, reference: Run) -> Figures:
+    """The figures of a run in which some answer has two tokens. reference: what the first system made of it."""
     return Figures(
         system,
         workload,
@@ -59,8 +60,18 @@ def figures_of(system: str, workload: str, round_number: int, run: Run) -> Figur
         seconds=run.cpu.seconds,
         own_cores=run.cpu.own_cores,
         foreign_cores=run.cpu.foreign_cores,
+        same_tokens=same_tokens(run.answers, reference.answers),
         extra=run.extra,
     )
+
+
+def same_tokens(answers: Sequence[Answer], reference: Sequence[Answer]) -> float:
+    """Of the tokens of `answers`, the share before the first one that differs from the same answer of `reference`."""
+    same = 0
+    for answer, other in zip(answers, reference, strict=False):
+        pairs = zip(answer.token_ids, other.token_ids, strict=True)
+        same += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return same / sum(len(answer.token_ids) for answer in answers)
 
 
 def latencies(answers: Sequence[Answer]) -> dict[str, float]:

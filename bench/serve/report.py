@@ -10,7 +10,7 @@ from bench.serve.figures import NOISE_CORES, Figures, Results, mean_extra
 from bench.serve.systems import SYSTEMS
 
 FIGURE_NAMES = {"output_rate": "output tokens/s", "ttft_ms": "TTFT ms", "between_ms": "ms between tokens"}
-HEADS = ("output tokens/s", "TTFT ms", "ms between tokens", "p95", "others' cores")
+HEADS = ("output tokens/s", "TTFT ms", "ms between tokens", "p95", "same tokens", "others' cores")
 
 OWN = {
     "overhead_share": "of the engine's steps, not the model:",
@@ -93,7 +93,7 @@ def _cells(runs: Sequence[Figures]) -> tuple[str, ...]:
     mark = "*" if any(each.is_noisy for each in runs) else ""
     names = ("output_rate", "ttft_ms", "between_ms", "between_p95_ms")
     cells = [f"{_median(runs, name):.1f}{mark}" for name in names]
-    return (*cells, f"{_median(runs, 'foreign_cores'):.2f}")
+    return (*cells, f"{_median(runs, 'same_tokens'):.0%}", f"{_median(runs, 'foreign_cores'):.2f}")
 
 
 def _targets(results: Results) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.serve.figures import Figures, Results, figures_of
+from bench.serve.figures import Figures, Results, figures_of, same_tokens
 from bench.serve.player import Answer
 from bench.serve.plot import plot, speedups
 from bench.serve.report import TARGETS, Target, ratio, report
@@ -18,7 +18,7 @@ MACHINE = {"cpu": "one", "cores": "2"}
 def figures(
     system: str, workload: str, number: int, rate: float, between: float = 10.0, others: float = 0.0
 ) -> Figures:
-    return Figures(system, workload, number, 1, rate, 100.0, between, between, 1.0, 2.0, others, {})
+    return Figures(system, workload, number, 1, rate, 100.0, between, between, 1.0, 2.0, others, 0.5, {})
 
 
 def results(*runs: Figures) -> Results:
@@ -30,12 +30,20 @@ def test_figures_of_two_answers() -> None:
         Answer(asked=1.0, times=(2.0, 2.5, 3.0), token_ids=(1, 2, 3)),
         Answer(asked=2.0, times=(5.0, 6.0), token_ids=(4, 5)),
     )
-    found = figures_of("octavo", "A", 0, Run(answers, CpuUse(6.0, 1.5, 0.1), {"useful_share": 0.9}))
+    run = Run(answers, CpuUse(6.0, 1.5, 0.1), {"useful_share": 0.9})
+    found = figures_of("octavo", "A", 0, run, run)
     assert found.output_rate == 5 / (6.0 - 1.0)  # From the first request to the last token.
     assert found.ttft_ms == 2000  # Of 1 and 3 seconds.
     assert found.between_ms == 500  # Of 0.5, 0.5 and 1 seconds.
     assert found.between_p95_ms == 1000
     assert (found.answers, found.own_cores, found.extra) == (2, 1.5, {"useful_share": 0.9})
+    assert found.same_tokens == 1
+
+
+def test_tokens_count_as_the_same_up_to_the_first_that_differs() -> None:
+    reference = [Answer(0.0, (), (1, 2, 3, 4)), Answer(0.0, (), (5, 6)), Answer(0.0, (), (7, 8))]
+    answers = [Answer(0.0, (), (1, 2, 9, 4)), Answer(0.0, (), (5, 6))]  # A part of them was played.
+    assert same_tokens(answers, reference) == 4 / 6
 
 
 def test_a_ratio_is_taken_within_rounds() -> None:
@@ -65,8 +73,8 @@ def test_the_report_has_figures_marks_and_targets() -> None:
             figures("vllm", "C", 0, 10.0, between=40.0, others=0.3),
         )
     )
-    assert "| octavo | 1 | 80.0 | 100.0 | 12.0 | 12.0 | 0.00 | 1.00 | 1.00 | 1.00 |" in text
-    assert "| vllm | 1 | 10.0* | 100.0* | 40.0* | 40.0* | 0.30 | 8.00 | 1.00 | 0.30 |" in text
+    assert "| octavo | 1 | 80.0 | 100.0 | 12.0 | 12.0 | 50% | 0.00 | 1.00 | 1.00 | 1.00 |" in text
+    assert "| vllm | 1 | 10.0* | 100.0* | 40.0* | 40.0* | 50% | 0.30 | 8.00 | 1.00 | 0.30 |" in text
     assert "| C, ms between tokens, octavo / vllm: at most 0.4 | 0.30 | met |" in text
     assert "octavo / hf" not in text
 
