@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +21,7 @@ SLOTS = 16
 START_SECONDS = 60
 CALL_SECONDS = 900
 MAX_CALLS = 256
+UNTOLD_TOKEN = 0
 
 
 async def create(options: dict[str, Any]) -> LlamaSystem:
@@ -88,9 +89,7 @@ class LlamaSystem:
             answer = connection.getresponse()
             if answer.status != 200:
                 raise RuntimeError(answer.read().decode())
-            for line in answer:
-                if line.startswith(b"data:"):
-                    yield json.loads(line[5:])["tokens"]
+            yield from _tokens(json.loads(line[5:]) for line in answer if line.startswith(b"data:"))
         finally:
             connection.close()
 
@@ -110,6 +109,16 @@ class LlamaSystem:
             return False
         finally:
             connection.close()
+
+
+def _tokens(events: Iterable[dict[str, Any]]) -> Iterator[Sequence[int]]:
+    """What each event brings. A token that ends inside a character is counted later and never told: it stands as 0."""
+    given = 0
+    for event in events:
+        untold = max(0, event["tokens_predicted"] - given - len(event["tokens"]))
+        token_ids = [UNTOLD_TOKEN] * untold + event["tokens"]
+        given += len(token_ids)
+        yield token_ids
 
 
 def _version(program: str) -> str:
