@@ -29,6 +29,7 @@ from bench.serve.report import report
 from bench.serve.system import Run
 from bench.serve.systems import DEFAULT, SYSTEMS
 from bench.serve.workloads import NAMES, Workload, build
+from services.supervisor import Interrupted, raise_on_signals
 
 QUIET_SECONDS = 1.0
 
@@ -134,4 +135,8 @@ def _line(figures: Figures) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(serve)
+    raise_on_signals()
+    try:
+        typer.run(serve)
+    except Interrupted:
+        sys.exit("stopped; what was measured is in the --json file, and the same command goes on")

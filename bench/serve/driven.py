@@ -25,6 +25,8 @@ class DrivenSystem:
 
     def __init__(self, spec: SystemSpec, workload: Workload, peers: Path | None, log: Path) -> None:
         self.name, self._log = spec.name, log
+        self.is_busy = True
+        """Whether an answer is due."""
         command, environment = spec.command(workload, peers), spec.environment(peers)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -32,16 +34,24 @@ class DrivenSystem:
             )
         self.versions: dict[str, str] = json.loads(self._answer())
 
+    @property
+    def process_id(self) -> int:
+        """Of the driver, whose children are the system's processes."""
+        return self._process.pid
+
     def run(self, workload: Workload) -> Run:
         """Plays a workload. Raises DriverFailed."""
         assert self._process.stdin is not None
         print(json.dumps(workload.to_json()), file=self._process.stdin, flush=True)
+        self.is_busy = True
         return Run.from_json(json.loads(self._answer()))
 
     def stop(self) -> None:
-        """Ends the system."""
+        """Ends the system, also in the middle of a run."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+        if self.is_busy:
+            self._process.terminate()
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -53,4 +63,5 @@ class DrivenSystem:
         if not (line := self._process.stdout.readline()):
             self._process.wait()
             raise DriverFailed(f"{self.name} has ended: see {self._log}")
+        self.is_busy = False
         return line

@@ -10,7 +10,9 @@ import asyncio
 import importlib
 import json
 import os
+import signal
 import sys
+from contextlib import suppress
 from typing import Any, TextIO
 
 from bench.serve.system import System
@@ -18,7 +20,10 @@ from bench.serve.workloads import Workload
 
 
 async def drive(module: str, options: dict[str, Any], answers: TextIO) -> None:
-    """Starts the system and serves lines until there are no more."""
+    """Starts the system and serves lines until there are no more, or until SIGTERM."""
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     system: System = await importlib.import_module(module).create(options)
     try:
         print(json.dumps(dict(system.versions)), file=answers, flush=True)
@@ -34,7 +39,8 @@ def main() -> None:
     # What libraries print must not get between the answers: it goes where the errors go.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    asyncio.run(drive(module, json.loads(options), answers))
+    with suppress(asyncio.CancelledError):
+        asyncio.run(drive(module, json.loads(options), answers))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,11 @@ class Sample:
 async def create(options: dict[str, Any]) -> OctavoSystem:
     """Options: cache_tokens, and `arguments` for `octavo up`."""
     system = OctavoSystem(options["arguments"], options["cache_tokens"])
-    await system.warm_up()
+    try:
+        await system.warm_up()
+    except BaseException:
+        await system.close()
+        raise
     return system
 
 

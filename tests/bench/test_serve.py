@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -13,12 +15,20 @@ from typer.testing import CliRunner
 
 from bench.serve.__main__ import serve
 from bench.serve.cpu import CpuMeter
+from bench.serve.driven import DrivenSystem, DriverFailed
 from bench.serve.octavo_system import Sample, useful_shares
 from bench.serve.player import play
-from bench.serve.workloads import Conversation, Turn, Workload
+from bench.serve.systems import SYSTEMS
+from bench.serve.workloads import Conversation, Turn, Workload, build
 
 app = typer.Typer()
 app.command()(serve)
+
+
+def descendants(process_id: int) -> list[int]:
+    """The processes that came from this one."""
+    children = Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()
+    return [each for child in map(int, children) for each in (child, *descendants(child))]
 
 
 def test_octavo_alone_and_a_second_call_that_runs_nothing(tmp_path: Path) -> None:
@@ -41,6 +51,25 @@ def test_octavo_alone_and_a_second_call_that_runs_nothing(tmp_path: Path) -> Non
     assert second.exit_code == 0, second.output
     assert json.loads(kept.read_text())["runs"] == runs
     assert "octavo, round" not in second.stderr
+
+
+def test_a_system_that_is_stopped_in_a_run_leaves_nothing(tmp_path: Path) -> None:
+    workload = build("C")
+    system = DrivenSystem(SYSTEMS["octavo"], workload, None, tmp_path / "log")
+    services = descendants(system.process_id)
+    assert len(services) == 3  # octavo up and the two services.
+
+    def stop_when_busy() -> None:
+        while not system.is_busy:
+            time.sleep(0.01)
+        system.stop()
+
+    stopper = threading.Thread(target=stop_when_busy)
+    stopper.start()
+    with pytest.raises(DriverFailed):
+        system.run(workload)
+    stopper.join()
+    assert not [each for each in services if Path(f"/proc/{each}").exists()]
 
 
 def test_an_unknown_system_is_refused() -> None:
