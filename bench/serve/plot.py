@@ -35,6 +35,7 @@ def plot(results: Results, path: Path) -> None:
         axes.bar_label(bars, fmt="%.1f", fontsize=7)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(workloads)), workloads)
     axes.set_ylabel("output tokens/s, Octavo / peer")
     axes.set_title("How many times as fast Octavo is, by workload")

@@ -97,12 +97,13 @@ def _cells(runs: Sequence[Figures]) -> tuple[str, ...]:
 
 
 def _targets(results: Results) -> Iterator[str]:
-    yield "| target | found | |"
-    yield "|---|---|---|"
-    for target in TARGETS:
-        found = ratio(results, "octavo", target.peer, target.workload, target.figure)
-        if found is not None:
-            yield f"| {target} | {found:.2f} | {'met' if target.is_met(found) else 'not met'} |"
+    found = {each: ratio(results, "octavo", each.peer, each.workload, each.figure) for each in TARGETS}
+    known = {target: value for target, value in found.items() if value is not None}
+    if known:
+        yield "| target | found | |"
+        yield "|---|---|---|"
+    for target, value in known.items():
+        yield f"| {target} | {value:.2f} | {'met' if target.is_met(value) else 'not met'} |"
 
 
 def _own(results: Results) -> Iterator[str]:
