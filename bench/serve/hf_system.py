@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from bench.serve.cpu import CpuMeter
 from bench.serve.player import Answer
 from bench.serve.system import Run
-from bench.serve.workloads import Conversation, Workload, build
+from bench.serve.workloads import Conversation, Workload, warm_up
 
 ONE_BY_ONE: Mapping[str, int] = {"A": 8, "B": 4}
 """Requests of a workload that are played one by one, where not all."""
@@ -29,7 +29,7 @@ async def create(options: dict[str, Any]) -> HfSystem:
     model = AutoModelForCausalLM.from_pretrained(options["model"], dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     system = HfSystem(model, options["batch"])
-    system.generate(build("A").conversations[:2], 0.0)
+    system.generate(warm_up().conversations, 0.0)
     return system
 
 

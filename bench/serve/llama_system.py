@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from bench.serve.system import Run, timed_run
-from bench.serve.workloads import MAX_MODEL_LEN, Workload, build
+from bench.serve.workloads import MAX_MODEL_LEN, Workload, warm_up
 
 SLOTS = 16
 """Sequences at a time in a cache of full size; each has MAX_MODEL_LEN tokens of it for itself."""
@@ -46,7 +46,7 @@ class LlamaSystem:
         process = subprocess.Popen([*self._command, "--port", str(self._port)])
         try:
             await self._wait(process)
-            await timed_run(build("C"), self._stream)
+            await timed_run(warm_up(), self._stream)
             return await timed_run(workload, self._stream)
         finally:
             process.terminate()

@@ -23,7 +23,7 @@ from octavo.runner.v1 import model_runner_pb2 as runner_pb
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.serve.system import Run, timed_run
-from bench.serve.workloads import Workload, build
+from bench.serve.workloads import Workload, warm_up
 from services.channels import open_aio_channel
 from services.client import AsyncClient, OctavoError
 from services.metrics import octavo_version
@@ -79,13 +79,13 @@ class OctavoSystem:
         self._kv = kv_manager_pb2_grpc.KvManagerServiceStub(self._kv_channel)
 
     async def warm_up(self) -> None:
-        """Waits until both serve, and plays a small part of A. Raises RuntimeError when they do not start."""
+        """Waits until both serve, and answers a few requests. Raises RuntimeError when they do not start."""
         deadline = time.monotonic() + START_SECONDS
         while not await self._serves():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("octavo up does not start: see its message above")
             await asyncio.sleep(0.2)
-        await timed_run(build("A").cut(4), self._stream)
+        await timed_run(warm_up(), self._stream)
 
     async def run(self, workload: Workload) -> Run:
         await self._kv.ResetCache(kv_pb.ResetCacheRequest())

@@ -16,7 +16,7 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from bench.serve.system import Run, timed_run
-from bench.serve.workloads import MAX_MODEL_LEN, Workload, build
+from bench.serve.workloads import MAX_MODEL_LEN, Workload, warm_up
 
 BLOCK_SIZE = 128
 """vLLM's default on a CPU."""
@@ -40,7 +40,7 @@ async def create(options: dict[str, Any]) -> VllmSystem:
         **few_blocks,
     )
     system = VllmSystem(llm)
-    await system.run(build("A").cut(4))
+    await system.run(warm_up())
     return system
 
 

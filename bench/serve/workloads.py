@@ -85,6 +85,11 @@ class Workload:
         )
 
 
+def warm_up() -> Workload:
+    """A few short requests that share nothing with the workloads, for before a run."""
+    return Workload("warm-up", tuple(Conversation((Turn(tuple(range(first, first + 40)), 8),)) for first in (300, 400)))
+
+
 def build(name: str) -> Workload:
     """The workload of this name. Raises KeyError for another."""
     return _BUILDERS[name]()

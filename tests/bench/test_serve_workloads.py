@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 import pytest
 
-from bench.serve.workloads import MAX_MODEL_LEN, NAMES, SMALL_CACHE_TOKENS, TRACE, Turn, Workload, build
+from bench.serve.workloads import MAX_MODEL_LEN, NAMES, SMALL_CACHE_TOKENS, TRACE, Turn, Workload, build, warm_up
 
 
 def turns(workload: Workload) -> list[Turn]:
@@ -29,6 +29,11 @@ def test_b_shares_512_tokens_and_no_more() -> None:
     prompts = [turn.prompt for turn in turns(build("B"))]
     assert len({prompt[:512] for prompt in prompts}) == 1
     assert len({prompt[512:528] for prompt in prompts}) == len(prompts)
+
+
+def test_the_warm_up_leaves_nothing_in_a_cache_that_a_workload_finds() -> None:
+    first_blocks = {turn.prompt[:8] for turn in turns(warm_up())}
+    assert not first_blocks & {turn.prompt[:8] for name in NAMES for turn in turns(build(name))}
 
 
 def test_a_shares_no_block() -> None:
