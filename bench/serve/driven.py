@@ -32,7 +32,11 @@ class DrivenSystem:
             self._process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True
             )
-        self.versions: dict[str, str] = json.loads(self._answer())
+        try:
+            self.versions: dict[str, str] = json.loads(self._answer())
+        except BaseException:
+            self.stop()
+            raise
 
     @property
     def process_id(self) -> int:
