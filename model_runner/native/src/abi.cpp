@@ -113,6 +113,8 @@ int octavo_set_threads(int32_t threads) {
     });
 }
 
+void octavo_huge_pages(void* memory, int64_t bytes) { want_huge_pages(memory, static_cast<size_t>(bytes)); }
+
 int64_t octavo_probe_multiply_add(int64_t turns) {
     return guarded(int64_t{-1}, [&](Library& shared) -> int64_t {
         const int64_t threads = shared.pool->threads();

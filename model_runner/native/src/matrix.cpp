@@ -74,14 +74,21 @@ Group quantize(const float* weights, Form form) {
 
 }  // namespace
 
+void want_huge_pages(void* memory, size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    // Both ends stay in small pages: a huge one that is mostly empty would be memory taken for nothing.
+    const auto begin = reinterpret_cast<uintptr_t>(memory);
+    const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
+    const uintptr_t last = (begin + bytes) / kHugePage * kHugePage;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
+}
+
 Buffer::Buffer(size_t bytes) : data_(nullptr), bytes_(bytes) {
     void* memory = nullptr;
-    const size_t whole = bytes / kHugePage * kHugePage;
-    if (posix_memalign(&memory, whole ? kHugePage : kLine, std::max<size_t>(bytes, 1)) != 0) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-    // The rest stays in small pages: a huge one that is mostly empty would be memory taken for nothing.
-    if (whole) madvise(memory, whole, MADV_HUGEPAGE);
-#endif
+    const size_t alignment = bytes < kHugePage ? kLine : kHugePage;
+    if (posix_memalign(&memory, alignment, std::max<size_t>(bytes, 1)) != 0) throw std::bad_alloc();
+    want_huge_pages(memory, bytes);
     std::memset(memory, 0, bytes);
     data_ = static_cast<uint8_t*>(memory);
 }

@@ -9,6 +9,9 @@
 
 namespace octavo {
 
+// Asks the system for huge pages where whole ones fit; to be called before the memory is written.
+void want_huge_pages(void* memory, size_t bytes);
+
 // Memory on a cache line's boundary, in huge pages where the system has them; zero at first.
 class Buffer {
 public:

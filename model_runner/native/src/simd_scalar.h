@@ -81,6 +81,7 @@ inline Bits load_bits(const uint32_t* from) {
     std::memcpy(&bits, from, sizeof bits);
     return bits;
 }
+inline Vec as_floats(Bits bits) { return (Vec)bits; }
 inline Vec low_bf16(Bits pair) { return (Vec)(pair << 16); }
 inline Vec high_bf16(Bits pair) { return (Vec)(pair & 0xFFFF0000u); }
 inline Vec load_bf16(const uint16_t* from) { return low_bf16(Bits{from[0], from[1], from[2], from[3]}); }
@@ -95,13 +96,6 @@ template <int index>
 inline Vec half_byte(Bits bits) {
     const Bits part = (bits >> (4 * index)) & 15;
     return Vec{float(part[0]), float(part[1]), float(part[2]), float(part[3])};
-}
-
-// to[column * stride + lane] = rows[lane][start + column], for kLanes columns.
-inline void transpose(const float* const* rows, int64_t start, float* to, int64_t stride) {
-    for (int column = 0; column < kLanes; ++column) {
-        for (int lane = 0; lane < kLanes; ++lane) to[column * stride + lane] = rows[lane][start + column];
-    }
 }
 
 }  // namespace octavo::OCTAVO_SCALAR
