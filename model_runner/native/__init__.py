@@ -1,7 +1,7 @@
 """The CPU kernels: attention over the paged cache, products with packed weights, and whole steps, through ctypes.
 
 library() is None where they were not built; then everything runs in plain torch. OCTAVO_NATIVE=0 turns them off, and
-OCTAVO_NATIVE_ISA names an instruction set (scalar, avx2, avx512 or neon) to use instead of the CPU's best.
+OCTAVO_NATIVE_ISA names an instruction set (scalar, avx2, neon or avx512) to use instead of the CPU's best.
 All tensors are on the CPU. Calls block, without Python's lock, and one waits for another.
 """
 

@@ -43,6 +43,7 @@ std::vector<const Kernels*> usable_kernels() {
     std::vector<const Kernels*> usable;
     if (avx512_kernels() != nullptr && has_avx512()) usable.push_back(avx512_kernels());
     if (avx2_kernels() != nullptr && has_avx2()) usable.push_back(avx2_kernels());
+    if (neon_kernels() != nullptr) usable.push_back(neon_kernels());
     usable.push_back(scalar_kernels());
     return usable;
 }

@@ -94,6 +94,7 @@ struct Kernels {
 // In the order of preference; each is null on a machine or in a build that cannot have it.
 const Kernels* avx512_kernels();
 const Kernels* avx2_kernels();
-const Kernels* scalar_kernels();  // on ARM compiled to NEON, and named so
+const Kernels* neon_kernels();
+const Kernels* scalar_kernels();
 
 }  // namespace octavo
