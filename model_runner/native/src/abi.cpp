@@ -10,6 +10,10 @@
 #include <string>
 #include <vector>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include "attention_plan.h"
 #include "kernels.h"
 #include "matrix.h"
@@ -213,7 +217,13 @@ int octavo_attend(const octavo_batch* batch, const octavo_cache* cache, int64_t 
 }
 
 void* octavo_model_new(const octavo_model* model) {
-    return guarded(nullptr, [&](Library& shared) -> void* { return new Model(*shared.kernels, *model); });
+    return guarded(nullptr, [&](Library& shared) -> void* {
+#if defined(__GLIBC__)
+        // What was read and converted on the way is free by now, and would stay in the heap.
+        malloc_trim(0);
+#endif
+        return new Model(*shared.kernels, *model);
+    });
 }
 
 void octavo_model_free(void* model) { delete static_cast<Model*>(model); }

@@ -26,6 +26,7 @@ public:
 private:
     uint8_t* data_;
     size_t bytes_;
+    void* mapped_ = nullptr;  // What the system gave, where it is not from the heap.
 };
 
 // This thread's scratch memory, at least so many floats; what was in it is gone.
