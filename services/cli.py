@@ -12,6 +12,7 @@ import typer
 
 from services.cli_generate import add_generate_command
 from services.cli_kv import add_kv_commands
+from services.cli_soak import add_soak_command
 from services.cli_up import add_service_commands
 from services.metrics import octavo_version
 
@@ -43,6 +44,7 @@ def octavo(
 add_service_commands(app)
 add_kv_commands(app)
 add_generate_command(app)
+add_soak_command(app)
 
 
 def main() -> None:
