@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-# grpc-core's own complaints would stand beside our one sentence. It reads this when it is imported.
+# Read by grpc-core when it is imported. Its own complaints would stand beside our one sentence.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# Children are started by fork and exec. grpc-core's handlers of a fork, which nobody needs then, crash in one child of
+# four while gRPC is busy in the parent.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import typer
 

@@ -33,8 +33,18 @@ class Disturber:
         """All faults, each at its time, or as soon as the one before is mended."""
         for fault in faults:
             await asyncio.sleep(max(0.0, fault.at - self.clock()))
+            self.look_for_crashes()
             self.tell(str(fault))
             await self._disturb(fault)
+
+    def look_for_crashes(self) -> None:
+        """Notes processes that have ended although nobody killed them, and starts the KV manager again."""
+        for child in (self._manager, *self.stack.runners):
+            code = child.process.poll()
+            if code is not None:
+                self.found.append(f"{child.name} has ended by itself, with exit code {code}: {child.last_words()}")
+        if self._manager.process.poll() is not None:
+            self.stack.start_manager()
 
     async def _disturb(self, fault: Fault) -> None:
         if fault.kind in MESSAGE_FAULTS:

@@ -118,6 +118,7 @@ class _Run:
         ]
         try:
             await self._disturber.work(self._plan.faults())
+            self._disturber.look_for_crashes()
             await asyncio.wait(users, timeout=self._plan.seconds - self._clock() + END_SECONDS)
         finally:
             for user in users:

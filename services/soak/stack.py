@@ -50,6 +50,10 @@ class Child:
         self.process.kill()
         self.process.wait()
 
+    def last_words(self) -> str:
+        """The end of what it said."""
+        return self.log.read_text(errors="replace")[-500:]
+
     async def stop(self) -> None:
         """SIGTERM, and kill -9 when that does not help."""
         self.signal(signal.SIGCONT)
@@ -140,10 +144,6 @@ class Stack:
         for child in (*self.runners, self.manager):
             if child is not None:
                 await child.stop()
-
-    def logs(self) -> dict[str, str]:
-        """What the processes said, by the names of their files."""
-        return {path.name: path.read_text(errors="replace") for path in sorted(self.directory.glob("*.log"))}
 
     def _start(self, name: str, *arguments: str) -> Child:
         path = self.directory / f"{name}-{len(list(self.directory.glob('*.log'))):03}.log"
