@@ -51,6 +51,8 @@ PROMPT_TOKENS = range(17, 33)
 """Lengths of prompts: streams don't come to the ends of their blocks in the same step."""
 ORDER = "issi" * 2
 """Turns of a pair: i with in-process books, s with a session."""
+ADMISSION_STEPS = 128
+"""On a busy machine, the first stream decodes for so many steps at most before the last one is admitted."""
 PATIENCE_SECONDS = 600
 
 
@@ -128,8 +130,10 @@ class _Side(SilentObserver, SilentWatch):
             stop = StopConditions(max_tokens=num_tokens, ignore_eos=True)
             self.engine.submit(GenerateRequest(f"r{number}", prompt, stop=stop, skip_cache_read=True))
 
-    def wait(self) -> None:
-        """Returns when all streams have ended."""
+    def end(self) -> None:
+        """Ends all streams."""
+        assert self.engine is not None
+        self.engine.abort([f"r{number}" for number in range(self._streams)])
         for _ in range(self._streams):
             assert self._ends.acquire(timeout=PATIENCE_SECONDS), "a stream does not end"
 
@@ -165,8 +169,7 @@ class _Side(SilentObserver, SilentWatch):
 def measure(case: Case, plan: Plan, model: Path | None = None) -> dict[str, float]:
     """The figures of one case by name, milliseconds where the name ends in _ms."""
     steps = plan.sleeping_steps if case.sleeps else plan.steps
-    # Who is admitted first has decoded for some steps when the last one is.
-    num_tokens = steps * ORDER.count("s") + 8 + case.streams // 8
+    num_tokens = steps * ORDER.count("s") + ADMISSION_STEPS + case.streams // 8
     setup = _set_up(case, num_tokens, model)
     with kv_manager() as address:
         executors = _executors(setup, case)
@@ -185,7 +188,7 @@ def _pair(sides: tuple[_Side, _Side], steps: int, num_tokens: int) -> dict[str, 
         side.begin(turns, num_tokens)
     turns.wait()
     for side in sides:
-        side.wait()
+        side.end()
     return turns.meters
 
 
@@ -217,8 +220,8 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 def _set_up(case: Case, num_tokens: int, model: Path | None) -> Setup:
-    """The model, with room for all streams twice over: the rest is cached, as in a server that has run for a while."""
-    blocks = 2 * case.streams * (-(-(PROMPT_TOKENS[-1] + num_tokens) // BLOCK_SIZE) + 1) + 64
+    """The model, with room for all streams and a lease: every other block is cached, as in a server after a while."""
+    blocks = case.streams * (-(-(PROMPT_TOKENS[-1] + num_tokens) // BLOCK_SIZE) + 2) + 64
     given = {
         "num_blocks": 2 if case.sleeps else blocks,
         "block_size": BLOCK_SIZE,
