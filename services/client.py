@@ -160,11 +160,10 @@ class Client:
                     yield read_chunk(message)
                 return
             except grpc.RpcError as error:
-                failure = error
+                if not self._may_send_again(request, error, begun, pauses, deadline):
+                    raise OctavoError.of(error, self.address, begun=begun) from None
             finally:
                 call.cancel()
-            if not self._may_send_again(request, failure, begun, pauses, deadline):
-                raise OctavoError.of(failure, self.address, begun=begun) from None
 
     def _may_send_again(
         self, request: pb.GenerateRequest, failure: grpc.RpcError, begun: bool, pauses: Iterator[float], left: Deadline
@@ -259,11 +258,10 @@ class AsyncClient:
                     yield read_chunk(message)
                 return
             except grpc.RpcError as error:
-                failure = error
+                if not await self._may_send_again(request, error, begun, pauses, deadline):
+                    raise OctavoError.of(error, self.address, begun=begun) from None
             finally:
                 call.cancel()
-            if not await self._may_send_again(request, failure, begun, pauses, deadline):
-                raise OctavoError.of(failure, self.address, begun=begun) from None
 
     async def _may_send_again(
         self, request: pb.GenerateRequest, failure: grpc.RpcError, begun: bool, pauses: Iterator[float], left: Deadline

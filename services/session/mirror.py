@@ -110,8 +110,7 @@ class Mirror:
         """
         first, held.shown = held.shown, len(held.blocks)
         held.told = len(held.tokens)
-        if held.told - held.computed <= 1:
-            self._plan_ahead(held)
+        self._plan_ahead(held)
         return first, held.blocks[first:]
 
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
@@ -279,8 +278,13 @@ class Mirror:
             self.orders.tell(held)
 
     def _plan_ahead(self, held: Held) -> None:
+        """Notes when to ask for the next block: a sequence grows by one token a step, once its prompt is computed.
+
+        Not in the step that may end the prompt, for a fork may follow it.
+        """
+        soonest = 1 if held.told - held.computed <= 1 else 2
         room = len(held.blocks) * self.block_size
-        held.due = self._steps + max(1, room + 1 - held.told + 1 - AHEAD_STEPS)
+        held.due = self._steps + max(soonest, room + 1 - held.told + 1 - AHEAD_STEPS)
         self._due.setdefault(held.due, []).append(held)
 
     def _enter(self, held: Held) -> None:
@@ -337,6 +341,7 @@ class Mirror:
         self.cached.discard_all(held.blocks[hits:])
         self._enter(held)
         self._count(held.blocks)
+        self._plan_ahead(held)
         self._results[held.handle] = Admission(held.blocks[:], held.cached)
 
     def _apply_refusal(self, refusal: pb.Refusal, askers: list[Held]) -> None:

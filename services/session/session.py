@@ -137,9 +137,13 @@ class Session:
                 self._advance(seconds)
             except (LinkBroken, AnswersLost, BrokenMirror) as error:
                 self.give_up(error)
-        due, self._error = self._error, None
-        if due is not None:
-            raise due
+        due = self._error
+        if due is None:
+            return
+        # A pool that another runner has is never taken back.
+        if not isinstance(due, BooksTaken):
+            self._error = None
+        raise due
 
     def send(self) -> None:
         """Says what there is to say, if it may be said now."""
@@ -253,7 +257,7 @@ class Session:
                 self.mirror.add_lease(response.opened.lease_block_ids)
                 attempt.exchange = Exchange(self._epoch, attempt.link.send)
             case "answer" if attempt.exchange is not None:
-                for answer, seconds in attempt.exchange.take(response.answer, self.clock()):
+                for answer, seconds in attempt.exchange.take(response.answer, attempt.link.received_at):
                     self.mirror.apply(answer)
                     self._watch.on_round_trip(seconds)
             case "gap" if attempt.exchange is not None:

@@ -303,10 +303,13 @@ def test_nothing_can_be_said_before_open(bench: Bench, verb: Callable[[KvBooks],
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_tells_that_another_runner_has_the_pool(bench: Bench, verb: Callable[[KvBooks], object]) -> None:
-    books, _ = bench.opened(), bench.opened()
+    books, other = bench.opened(), bench.opened()
     with pytest.raises(BooksTaken):
         # The news takes a moment to come over a stream.
-        until_it_raises(lambda: verb(books))
+        until_it_raises(books.flush)
+    with pytest.raises(BooksTaken):
+        verb(books)
+    assert allocate(other, "b", range(4)) is not None
 
 
 def until_it_raises(act: Callable[[], object]) -> None:

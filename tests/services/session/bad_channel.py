@@ -51,6 +51,7 @@ class FakeServer:
     latency: float = 0.001
     running: bool = True
     stopped: bool = False
+    awake_since: float = 0.0
     boots: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     links: list[FakeLink] = field(default_factory=list)
     counts: SessionCounts = field(default_factory=SessionCounts)
@@ -64,6 +65,14 @@ class FakeServer:
         self.running, self.stopped = True, False
         boot = next(self.boots)
         self.manager = KvManager(f"boot {boot}", epoch_base=1000 * boot)
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.stopped, self.awake_since = False, self.clock.now
 
     def kill(self) -> None:
         """kill -9: every stream breaks, and the books are gone."""
@@ -97,7 +106,7 @@ class FakeLink:
         self._to_client: list[tuple[float, int, pb.SessionResponse]] = []
         self._order = itertools.count()
         self._broken: LinkBroken | None = None
-        self._begun = False
+        self.received_at = 0.0
 
     @property
     def connected(self) -> bool:
@@ -107,7 +116,7 @@ class FakeLink:
         copy = pb.SessionRequest.FromString(request.SerializeToString())
         # What opens a session goes over as it does on a stream: whole and in order, or not at all.
         faults = self._server.faults if request.HasField("step") else NO_FAULTS
-        self._put(self._to_server, copy, faults)
+        self._put(self._to_server, copy, faults, self._server.clock.now)
 
     def receive(self, seconds: float) -> pb.SessionResponse | None:
         clock = self._server.clock
@@ -117,7 +126,8 @@ class FakeLink:
             if self._broken is not None:
                 raise self._broken
             if self._to_client and self._to_client[0][0] <= clock.now:
-                return self._to_client.pop(0)[2]
+                self.received_at, _, response = self._to_client.pop(0)
+                return response
             arrivals = [queue[0][0] for queue in (self._to_server, self._to_client) if queue]
             if clock.now >= deadline:
                 return None
@@ -137,8 +147,8 @@ class FakeLink:
             self._core.end()
         self._broken = self._broken or LinkBroken(why)
 
-    def _put(self, queue: list, message: object, faults: Faults) -> None:
-        rng, now = self._server.rng, self._server.clock.now
+    def _put(self, queue: list, message: object, faults: Faults, now: float) -> None:
+        rng = self._server.rng
         if rng.random() < faults.cut:
             self._server.cuts += 1
             self.cut("cut")
@@ -156,7 +166,9 @@ class FakeLink:
         if self._broken is not None or not server.running or server.stopped:
             return
         while self._to_server and self._to_server[0][0] <= server.clock.now and self._broken is None:
-            request = self._to_server.pop(0)[2]
+            moment, _, request = self._to_server.pop(0)
+            # A server that was stopped answers when it goes on.
+            moment = max(moment, server.awake_since)
             try:
                 answers = self._core.receive(request)
             except KvError as error:
@@ -167,4 +179,5 @@ class FakeLink:
                 return
             for answer in answers:
                 copy = pb.SessionResponse.FromString(answer.SerializeToString())
-                self._put(self._to_client, copy, NO_FAULTS if answer.HasField("opened") else server.faults)
+                faults = NO_FAULTS if answer.HasField("opened") else server.faults
+                self._put(self._to_client, copy, faults, moment)

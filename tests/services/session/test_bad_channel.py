@@ -52,9 +52,9 @@ def test_nothing_is_lost_and_nothing_is_wrong(seed: int, index: IndexKind) -> No
             bench.turn(rng.randrange(20))
             server.start()
         if rng.random() < 0.05:
-            server.stopped = True
+            server.stop()
             bench.turn(rng.randrange(100))
-            server.stopped = False
+            server.go_on()
     bench.until_all_ended()
     for number, (prompt, count, choices) in plans.items():
         if number not in aborted:

@@ -100,13 +100,13 @@ def test_a_late_kv_manager_is_waited_for_once_and_for_a_moment() -> None:
     admit(runner, "a", 4)
     runner.flush()
     runner.waits.clear()
-    runner.server.stopped = True
+    runner.server.stop()
     first = runner.spent(lambda: grow_in_vain(runner))
     assert first == pytest.approx(LIMITS.ask, abs=1e-4)
     runner.clock.now += 0.01
     assert runner.spent(lambda: grow_in_vain(runner)) == 0, "an answer is late already"
     assert runner.books.away == "", "late is not away"
-    runner.server.stopped = False
+    runner.server.go_on()
     runner.flush(2)
     growth = runner.books.append([SequenceUpdate("a", [7], 4)])
     assert growth is not None
@@ -152,13 +152,13 @@ def test_the_lease_serves_while_the_kv_manager_is_away_and_then_sequences_stall(
 def test_an_answer_that_does_not_come_ends_the_session_and_the_next_one_restores() -> None:
     runner = Runner()
     blocks = admit(runner, "a", 6)
-    runner.server.stopped = True
+    runner.server.stop()
     runner.books.append([SequenceUpdate("a", [], 6)])
     runner.flush()
     runner.clock.now += LIMITS.answer + 0.1
     runner.flush()
     assert "not answered for 3 s" in runner.books.away
-    runner.server.stopped = False
+    runner.server.go_on()
     runner.flush(60)
     assert list(runner.server.manager.pool("default").live["a"].blocks) == blocks
 
