@@ -43,7 +43,7 @@ def _soak(plan: Plan, keep: Path | None) -> None:
     with tempfile.TemporaryDirectory(prefix="octavo-soak-") as temporary:
         directory = keep or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-        report = asyncio.run(soak(plan, directory, lambda line: console.print(line, markup=False)))
+        report = asyncio.run(soak(plan, directory, lambda line: console.print(line, markup=False, soft_wrap=True)))
     _tell(console, plan, report)
     if report.found:
         raise typer.Exit(EXIT_WRONG)
@@ -53,14 +53,14 @@ def _tell(console: Console, plan: Plan, report: Report) -> None:
     """The summary; when something was wrong, what, and how to repeat it."""
     ends = ", ".join(f"{count} {end}" for end, count in sorted(report.ends.items()))
     hits = ", ".join(f"{kind}: {count}" for kind, count in sorted(report.hits.items()))
-    console.print(f"{sum(report.ends.values())} requests: {ends}; {report.tokens} tokens", markup=False)
-    console.print(f"{len(plan.faults())} faults; {hits or 'no message was disturbed'}", markup=False)
+    console.print(f"{sum(report.ends.values())} requests: {ends}; {report.tokens} tokens", markup=False, soft_wrap=True)
+    console.print(f"{len(plan.faults())} faults; {hits or 'no message was disturbed'}", markup=False, soft_wrap=True)
     if not report.found:
         console.print("[green]all answers are right, the books are right, nothing is held[/green]")
         return
     for sentence in report.found:
-        console.print(sentence, style="red", markup=False)
+        console.print(sentence, style="red", markup=False, soft_wrap=True)
     console.print("the faults were:")
     for fault in plan.faults():
-        console.print(str(fault), markup=False)
+        console.print(str(fault), markup=False, soft_wrap=True)
     console.print(f"repeat it: octavo soak --minutes {plan.seconds / 60:g} --seed {plan.seed}", style="bold")

@@ -25,7 +25,7 @@ class Disturber:
     clock: Callable[[], float]
     tell: Callable[[str], None]
     outages: list[Outage] = field(default_factory=list)
-    """Runners that were dead, from the kill until they served again."""
+    """Runners that were dead, from the kill until they served again, or stopped."""
     found: list[str] = field(default_factory=list)
     """What was wrong on the way."""
 
@@ -67,7 +67,9 @@ class Disturber:
             case FaultKind.STOP_MANAGER:
                 await _pause(self._manager, fault.seconds)
             case FaultKind.STOP_RUNNER:
+                began = self.clock()
                 await _pause(self.stack.runners[fault.runner], fault.seconds)
+                self.outages.append(Outage(fault.runner, began, self.clock(), dead=False))
             case FaultKind.KILL_RUNNER:
                 await self._kill_runner(fault)
 

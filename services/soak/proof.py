@@ -56,11 +56,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A runner that was dead from one moment of the run's clock to another."""
+    """A runner that was dead, or else stopped, from one moment of the run's clock to another."""
 
     runner: int
     began: float
     ended: float
+    dead: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def _wrong_ends(outcome: Outcome) -> Iterator[str]:
 
 
 def _is_excused(outcome: Outcome, ended: float, outages: Sequence[Outage]) -> bool:
-    """Whether an error is what the faults explain: no other than that of a dead runner, or of one that took nothing."""
+    """Whether an error is what the faults explain: that of a dead runner, or of one that has not taken the request."""
     if outcome.code == "DEADLINE_EXCEEDED":
         return outcome.request.ending is Ending.DEADLINE
     if outcome.code != "UNAVAILABLE":
@@ -143,7 +144,10 @@ def _is_excused(outcome: Outcome, ended: float, outages: Sequence[Outage]) -> bo
     if outcome.reason in NOT_TAKEN and not outcome.tokens:
         return True
     return any(
-        outage.runner == outcome.runner and outage.began <= ended and outcome.started <= outage.ended
+        outage.runner == outcome.runner
+        and outage.began <= ended
+        and outcome.started <= outage.ended
+        and (outage.dead or not outcome.tokens)
         for outage in outages
     )
 

@@ -122,6 +122,13 @@ def test_a_stream_of_a_dead_runner():
     assert len(found(failed("INTERNAL", "", 100, started=9, ended=11), outages=(DEAD,))) == 1
 
 
+def test_a_stopped_runner_may_not_take_a_request_and_loses_none():
+    stopped = (replace(DEAD, dead=False),)
+    assert found(failed("UNAVAILABLE", started=9, ended=11), outages=stopped) == []
+    assert len(found(failed("UNAVAILABLE", "", 100, started=9, ended=11), outages=stopped)) == 1
+    assert len(found(failed("UNAVAILABLE", started=21, ended=22), outages=stopped)) == 1
+
+
 def test_what_a_runner_has_not_taken():
     assert found(failed("UNAVAILABLE", "NOT_READY")) == []
     assert len(found(failed("UNAVAILABLE", "NOT_READY", 100))) == 1
