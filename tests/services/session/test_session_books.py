@@ -163,6 +163,21 @@ def test_an_answer_that_does_not_come_ends_the_session_and_the_next_one_restores
     assert list(runner.server.manager.pool("default").live["a"].blocks) == blocks
 
 
+def test_a_kv_manager_that_is_always_slow_admits_all_the_same() -> None:
+    """An admission takes 0.5 s. The waits are 0.2, 0.4 and 0.8 s; after a success they begin anew."""
+    runner = Runner()
+    runner.server.latency = 0.25
+
+    def tries(name: str) -> int:
+        for number in range(1, 10):
+            if runner.books.allocate(AllocationRequest(name, [1, 2, 3])) is not None:
+                return number
+            runner.flush(2, seconds=0.6)
+        raise AssertionError("nobody is admitted")
+
+    assert (tries("a"), tries("b")) == (3, 3)
+
+
 def test_what_a_failed_step_was_to_compute_is_not_reported_as_cached() -> None:
     """Two equal prompts of one step, whose session breaks before it fails; the second relied on the first."""
     runner = Runner()
