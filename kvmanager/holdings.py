@@ -16,7 +16,8 @@ class HeldSequence:
     """A live sequence: its tokens and its block table.
 
     K/V of the first `computed_tokens` tokens is in the blocks; `cached_tokens` of them were found when it began.
-    prompt_tokens: tokens, from the first, whose full blocks its retention pins when it ends.
+    prompt_tokens: tokens, from the first, whose full blocks its retention pins when it ends. promised_tokens: tokens
+    behind the computed ones that its next step is certain to compute.
     """
 
     sequence_id: str
@@ -27,6 +28,7 @@ class HeldSequence:
     scope: CacheScope = BASE_SCOPE
     retention: Retention = NO_RETENTION
     prompt_tokens: int = 0
+    promised_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,16 @@ def _check_sequence(spec: PoolSpec, sequence: HeldSequence) -> None:
     _check_blocks(spec, sequence.block_ids, f"the block table of sequence {sequence.sequence_id!r}")
     known, room = len(sequence.token_ids), len(sequence.block_ids) * spec.block_size
     computed, cached, prompt = sequence.computed_tokens, sequence.cached_tokens, sequence.prompt_tokens
+    promised = sequence.promised_tokens
+    if promised < 0 or computed + promised > min(known, room):
+        raise InvalidArgument(
+            f"sequence {sequence.sequence_id!r} is said to compute {promised} tokens behind {computed} computed ones; "
+            f"it has {known} and room for {room}",
+            promised_tokens=promised,
+            computed_tokens=computed,
+            known_tokens=known,
+            block_tokens=room,
+        )
     if not known or not room or not 0 <= cached <= computed <= min(known, room) or not 0 <= prompt <= known:
         raise InvalidArgument(
             f"sequence {sequence.sequence_id!r} is said to have {known} tokens ({prompt} of its prompt), room for "

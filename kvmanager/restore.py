@@ -173,6 +173,7 @@ class RestorablePool(Pool):
         self.table_entries += len(blocks)
         self._commit(sequence, array("I"), held.computed_tokens)
         sequence.cached = held.cached_tokens
+        self._promise(sequence, held.promised_tokens)
 
     def _restore_cache(self, cached: Seq[HeldCache], runs: list[_Run], contents: dict[int, _Content]) -> None:
         """Publishes the runs, then lets go of their blocks in the order in which they were used."""

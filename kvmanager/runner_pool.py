@@ -23,15 +23,18 @@ _NO_TOKENS = array("I")
 class RunnerPool(RestorablePool):
     """A pool with a lease. The lease's blocks count as those of who gives no salt until a sequence takes them."""
 
-    def progress(self, news: list[News]) -> tuple[list[Grant], list[Refused]]:
+    def progress(self, news: list[News], *, ending: bool = False) -> tuple[list[Grant], list[Refused]]:
         """Commits what was computed and taken, all of it, and then grants what is asked for, one sequence at a time.
 
         Blocks that were taken replace what the table has behind the entries that the runner knows. A sequence may so
-        come to be over its quota. Raises InvalidArgument, and
-        changes nothing, when what is told can't be true.
+        come to be over its quota. ending: these are their last news, so that promised tokens may be left uncomputed.
+        Raises InvalidArgument, and changes nothing, when what is told can't be true.
         """
         self._expire_pins()
         self._check_news(news)
+        if not ending:
+            for sequence, _, computed, _, _, _ in news:
+                self._check_settles(sequence, computed)
         for sequence, token_ids, computed, entries, taken, _ in news:
             if taken:
                 self._replace_end(sequence, entries, taken)

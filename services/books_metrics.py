@@ -29,7 +29,7 @@ class BooksMetrics:
         )
         self._round_trips = Histogram(
             "octavo_kv_round_trip_seconds",
-            "Seconds from a message to the KV manager to its answer being read.",
+            "Seconds from a message to the KV manager to its answer.",
             registry=registry,
             buckets=PHASE_BUCKETS,
         )

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-# grpc-core's own complaints would stand beside our one sentence. It reads this when it is imported.
+# Read by grpc-core when it is imported. Its own complaints would stand beside our one sentence.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# Children are started by fork and exec. grpc-core's handlers of a fork, which nobody needs then, crash in one child of
+# four while gRPC is busy in the parent.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import typer
 
 from services.cli_generate import add_generate_command
 from services.cli_kv import add_kv_commands
+from services.cli_soak import add_soak_command
 from services.cli_up import add_service_commands
 from services.metrics import octavo_version
 
@@ -43,6 +47,7 @@ def octavo(
 add_service_commands(app)
 add_kv_commands(app)
 add_generate_command(app)
+add_soak_command(app)
 
 
 def main() -> None:

@@ -64,6 +64,7 @@ class SessionBooks:
         self._clock = clock
         self._opened: Session | None = None
         self._waited = 0.0
+        self._patience = self._limits.admit
 
     def open(self, facts: PoolFacts) -> None:
         """Begins a session, and ends what was held; waits for a moment only.
@@ -189,11 +190,13 @@ class SessionBooks:
         exchange.step(session.mirror, self._clock())
         started = now = self._clock()
         outcome = None
-        while outcome is None and session.exchange is exchange and now - started < self._limits.admit:
-            session.pump(self._limits.admit - (now - started))
+        while outcome is None and session.exchange is exchange and now - started < self._patience:
+            session.pump(self._patience - (now - started))
             outcome = session.mirror.outcome(handle)
             now = self._clock()
         self._waited += now - started
+        # One that always takes longer than the shortest wait must not be asked in vain for ever.
+        self._patience = self._limits.admit if outcome else min(2 * self._patience, self._limits.answer)
         if outcome is None:
             session.mirror.withdraw(handle)
         return outcome

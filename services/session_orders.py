@@ -96,8 +96,8 @@ class SessionOrders:
             with _certain():
                 pool.truncate(sequence.sequence_id, truncate.num_tokens, caller=self._epoch)
 
-    def _progress(self, pool: RunnerPool, news: list[News], outcome: _Outcome) -> None:
-        grants, refused = pool.progress(news)
+    def _progress(self, pool: RunnerPool, news: list[News], outcome: _Outcome, *, ending: bool = False) -> None:
+        grants, refused = pool.progress(news, ending=ending)
         handles = self._handles
         outcome.grants += [(handles[grant.sequence_id], grant) for grant in grants]
         for sequence, error in refused:
@@ -108,7 +108,7 @@ class SessionOrders:
         columns = order.progress
         assert columns is not None, "an end has columns"
         known = {handle: self._sequences[handle] for handle in columns.handles if handle in self._sequences}
-        self._progress(pool, self._news(columns, known), outcome)
+        self._progress(pool, self._news(columns, known), outcome, ending=True)
         ended = [self._sequences.pop(handle).sequence_id for handle in known]
         pool.free(list(map(Append, ended)), preempted=order.message.end.preempted, caller=self._epoch)
         for sequence_id in ended:
@@ -125,6 +125,7 @@ class SessionOrders:
                 headroom_blocks=order.headroom_blocks,
                 skip_cache_read=order.skip_cache_read,
                 resumed=order.resumed,
+                promised_tokens=order.promised_tokens,
                 caller=self._epoch,
             )
         except BrokenBooks:

@@ -58,6 +58,7 @@ def held_sequence_from_wire(message: pb.HeldSequence) -> HeldSequence:
         wire.scope_from_wire(message.scope),
         wire.retention_from_wire(message.retention),
         message.prompt_tokens,
+        message.promised_tokens,
     )
 
 

@@ -55,7 +55,7 @@ class Supervisor:
     def start(self, name: str, arguments: Sequence[str], address: str) -> Service:
         """Starts `octavo NAME ARGUMENTS` in a session of its own, so that Ctrl-C reaches it through us alone."""
         command = [sys.executable, "-m", "services.cli", name, *arguments]
-        process = subprocess.Popen(command, start_new_session=True, preexec_fn=_die_with_parent())
+        process = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent())
         service = Service(name, process, address)
         self.services.append(service)
         return service
@@ -126,7 +126,7 @@ def _is_serving(stub: health_pb2_grpc.HealthStub) -> bool:
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """On Linux, a child whose parent is killed gets SIGTERM instead of going on unseen."""
     if sys.platform != "linux":
         return None

@@ -11,9 +11,11 @@ from model_runner.batch import StepBatch
 
 
 class CpuAttention(AttentionBackend):
-    """K/V as [layers, blocks, kv heads, block_size, head_dim] (HND), so that one head's slots lie together.
+    """Keys lie by dimensions, values by tokens: both products of attention read a block from front to back.
 
-    A query's result is the same bit by bit in any batch, in any chunks, in any blocks and with any number of threads.
+    keys: [layers, blocks, kv heads, head_dim / pair, block_size, pair], where pair is 2 in bfloat16, else 1; values:
+    [layers, blocks, kv heads, block_size, head_dim]. A query's result is the same bit by bit in any batch, in any
+    chunks, in any blocks and with any number of threads.
     """
 
     name = "cpu"
@@ -22,9 +24,10 @@ class CpuAttention(AttentionBackend):
     def __init__(self, shape: AttentionShape) -> None:
         """The shape must be one that can_have() accepts."""
         super().__init__(shape)
-        size = (shape.num_layers, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
-        self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        heads = (shape.num_layers, shape.num_blocks, shape.num_kv_heads)
+        pair = native.key_pair(shape.dtype)
+        self.keys = native.zeros((*heads, shape.head_dim // pair, shape.block_size, pair), shape.dtype)
+        self.values = native.zeros((*heads, shape.block_size, shape.head_dim), shape.dtype)
         self._cache = native.c_cache(self.keys, self.values, shape.sliding_window)
         self._batch: StepBatch
         self._step: native.CBatch
@@ -32,7 +35,8 @@ class CpuAttention(AttentionBackend):
     @staticmethod
     def can_have(shape: AttentionShape) -> bool:
         """Whether the kernels are there and know such a cache."""
-        is_known = shape.dtype in (torch.float32, torch.bfloat16) and shape.block_size & (shape.block_size - 1) == 0
+        fits = shape.block_size & (shape.block_size - 1) == 0 and shape.head_dim % 2 == 0
+        is_known = shape.dtype in (torch.float32, torch.bfloat16) and fits
         return is_known and shape.device.type == "cpu" and native.library() is not None
 
     @property
@@ -49,4 +53,4 @@ class CpuAttention(AttentionBackend):
         return attended.to(queries.dtype)
 
     def _slots(self, cache: Tensor, block: int, num_tokens: int) -> Tensor:
-        return cache[:, block, :, :num_tokens]
+        return cache[:, block, :, :, :num_tokens] if cache is self.keys else cache[:, block, :, :num_tokens]

@@ -77,7 +77,7 @@ class NativeDecoder:
 
     def __del__(self) -> None:
         if hasattr(self, "_model"):
-            self._library.free("octavo_model_free", self._model)
+            self._library.run("octavo_model_free", self._model)
 
     @property
     def weights_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """The CPU kernels: attention over the paged cache, products with packed weights, and whole steps, through ctypes.
 
 library() is None where they were not built; then everything runs in plain torch. OCTAVO_NATIVE=0 turns them off, and
-OCTAVO_NATIVE_ISA names an instruction set (scalar, avx2, avx512 or neon) to use instead of the CPU's best.
+OCTAVO_NATIVE_ISA names an instruction set (scalar, avx2, neon or avx512) to use instead of the CPU's best.
 All tensors are on the CPU. Calls block, without Python's lock, and one waits for another.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -104,6 +105,7 @@ _SIGNATURES: dict[str, tuple[type | None, list]] = {
     "octavo_instruction_sets": (c_char_p, []),
     "octavo_use": (c_int32, [c_char_p]),
     "octavo_set_threads": (c_int32, [c_int32]),
+    "octavo_huge_pages": (None, [c_void_p, c_int64]),
     "octavo_probe_multiply_add": (c_int64, [c_int64]),
     "octavo_probe_read": (c_int32, [c_void_p, c_int64]),
     "octavo_matrix_new": (c_void_p, [c_int32, c_int64, c_int64]),
@@ -166,8 +168,9 @@ class Library:
             raise NativeError(self._functions["octavo_error"]().decode())
         return done
 
-    def free(self, name: str, handle: int) -> None:
-        self._functions[name](handle)
+    def run(self, name: str, *arguments: object) -> None:
+        """A call that gives nothing back and cannot fail."""
+        self._functions[name](*arguments)
 
 
 @cache
@@ -214,7 +217,7 @@ class Matrix:
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):
-            self._library.free("octavo_matrix_free", self.handle)
+            self._library.run("octavo_matrix_free", self.handle)
 
     @property
     def bytes(self) -> int:
@@ -271,13 +274,31 @@ class Matrix:
         return len(rows)
 
 
+def zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros in huge pages, where the system has them: for what is read from end to end, again and again."""
+    memory = torch.empty(*size, dtype=dtype)
+    need_library().run("octavo_huge_pages", memory.data_ptr(), memory.nbytes)
+    return memory.zero_()
+
+
+def key_pair(dtype: torch.dtype) -> int:
+    """Numbers of a key that lie together: as many as 4 bytes hold."""
+    return 4 // dtype.itemsize
+
+
 def c_cache(keys: Tensor, values: Tensor, window: int | None) -> CCache:
-    """The cache as the library sees it: float32 or bfloat16 [layers, blocks, kv heads, block_size, head_dim] each."""
-    _, num_blocks, kv_heads, block_size, head_dim = keys.shape
-    same = keys.shape == values.shape and keys.dtype == values.dtype
-    contiguous = keys.is_contiguous() and values.is_contiguous()
-    if not same or not contiguous or keys.dtype not in (torch.float32, torch.bfloat16):
-        raise NativeError("keys and values are contiguous, of one shape, and both float32 or both bfloat16")
+    """The cache as the library sees it, float32 or bfloat16.
+
+    keys: [layers, blocks, kv heads, head_dim / pair, block_size, pair], where pair is that of key_pair().
+    values: [layers, blocks, kv heads, block_size, head_dim].
+    """
+    if values.dtype not in (torch.float32, torch.bfloat16) or keys.dtype != values.dtype:
+        raise NativeError("keys and values are both float32 or both bfloat16")
+    layers, num_blocks, kv_heads, block_size, head_dim = values.shape
+    pair = key_pair(keys.dtype)
+    fits = tuple(keys.shape) == (layers, num_blocks, kv_heads, head_dim // pair, block_size, pair)
+    if not fits or head_dim % pair or not keys.is_contiguous() or not values.is_contiguous():
+        raise NativeError("keys and values are contiguous and of fitting shapes")
     if block_size & (block_size - 1):
         raise NativeError(f"blocks of {block_size} tokens are not supported; powers of two are")
     is_bf16 = keys.dtype == torch.bfloat16

@@ -61,7 +61,7 @@ class Exchange:
                 self._post(pb.SessionStep(), now)
 
     def take(self, answer: pb.SessionAnswer, now: float) -> list[tuple[pb.SessionAnswer, float]]:
-        """The answers that this one makes complete, in order, each with the seconds that it took.
+        """The answers that this one makes complete, in order, each with the seconds that it took; `now`: when it came.
 
         One that comes twice, or to a message that was never sent, is dropped.
         """

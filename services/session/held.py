@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from model_runner.request import Retention
 
+MAX_TOKENS = 1 << 62
+"""More than any sequence has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
@@ -52,6 +55,10 @@ class Held:
     """The answer to the last question for room."""
     due: int = 0
     """The step at which room is asked for ahead; 0 for none."""
+    promised: int = 0
+    """Tokens, from the first, that the next step is certain to compute; 0 once that is told, or for none."""
+    sound: int = MAX_TOKENS
+    """Tokens, from the first, that may stay cached: what lies behind was to be computed by a step that failed."""
 
     def child(self, sequence_id: str, handle: int) -> Held:
         """A sequence with the same tokens and blocks. It pins nothing: the parent pins the prompt for all."""
@@ -66,6 +73,7 @@ class Held:
             computed=self.computed,
             cached=self.cached,
             told=self.told,
+            sound=self.sound,
             sent=len(self.tokens),
             sent_computed=self.computed,
             forked=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -40,6 +41,11 @@ class Link(Protocol):
         """The next message; None when none comes within so many seconds. Raises LinkBroken, and from then on always."""
         ...
 
+    @property
+    def received_at(self) -> float:
+        """When the message that receive() returned last had come, in seconds of the owner's clock."""
+        ...
+
     def close_pool(self, request: pb.ClosePoolRequest, seconds: float) -> None:
         """Gives a pool up, if it can be done within so many seconds; never raises."""
         ...
@@ -60,7 +66,8 @@ class GrpcLink:
         self._channel = open_channel(address, tls)
         self._stub = kv_manager_pb2_grpc.KvManagerServiceStub(self._channel)
         self._outbox: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
-        self._inbox: queue.SimpleQueue[pb.SessionResponse | LinkBroken] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[float, pb.SessionResponse | LinkBroken]] = queue.SimpleQueue()
+        self.received_at = 0.0
         self._broken: LinkBroken | None = None
         self._connected = threading.Event()
         self._call = self._stub.Session(self._requests(), wait_for_ready=True)
@@ -79,7 +86,7 @@ class GrpcLink:
         if self._broken is not None:
             raise self._broken
         try:
-            item = self._inbox.get(timeout=seconds) if seconds > 0 else self._inbox.get_nowait()
+            self.received_at, item = self._inbox.get(timeout=seconds) if seconds > 0 else self._inbox.get_nowait()
         except queue.Empty:
             return None
         if isinstance(item, LinkBroken):
@@ -111,10 +118,10 @@ class GrpcLink:
     def _read(self) -> None:
         try:
             for response in self._call:
-                self._inbox.put(response)
+                self._inbox.put((time.monotonic(), response))
             broken = LinkBroken(f"the KV manager at {self._address} has ended the session")
         except grpc.RpcError as error:
             view = describe_rpc_error(error)
             sentence = view.sentence if view.reason else f"no answer from the KV manager at {self._address}"
             broken = LinkBroken(sentence, view.code, view.reason)
-        self._inbox.put(broken)
+        self._inbox.put((time.monotonic(), broken))

@@ -82,6 +82,8 @@ class Mirror:
             raise ValueError(f"{held.sequence_id!r} can't have {update.computed_tokens} computed tokens of {room}")
         held.tokens.extend(fresh)
         held.computed = max(held.computed, update.computed_tokens)
+        if held.computed >= held.promised:
+            held.promised = 0
         if self.speaks and (held.sent < len(held.tokens) or held.sent_computed < held.computed):
             self.orders.tell(held)
         return held
@@ -110,8 +112,7 @@ class Mirror:
         """
         first, held.shown = held.shown, len(held.blocks)
         held.told = len(held.tokens)
-        if held.told - held.computed <= 1:
-            self._plan_ahead(held)
+        self._plan_ahead(held)
         return first, held.blocks[first:]
 
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
@@ -147,6 +148,7 @@ class Mirror:
         """Asks for a new sequence and returns the handle to get the outcome by."""
         handle = self._next_handle()
         held = Held(request.sequence_id, handle, request.cache_salt, request.retention, array("I", request.token_ids))
+        held.promised = request.promised_tokens
         self._admitting[handle] = held
         self.orders.admit(handle, request)
         return handle
@@ -279,8 +281,13 @@ class Mirror:
             self.orders.tell(held)
 
     def _plan_ahead(self, held: Held) -> None:
+        """Notes when to ask for the next block: a sequence grows by one token a step, once its prompt is computed.
+
+        Not in the step that may end the prompt, for a fork may follow it.
+        """
+        soonest = 1 if held.told - held.computed <= 1 else 2
         room = len(held.blocks) * self.block_size
-        held.due = self._steps + max(1, room + 1 - held.told + 1 - AHEAD_STEPS)
+        held.due = self._steps + max(soonest, room + 1 - held.told + 1 - AHEAD_STEPS)
         self._due.setdefault(held.due, []).append(held)
 
     def _enter(self, held: Held) -> None:
@@ -294,7 +301,9 @@ class Mirror:
     def _leave(self, held: Held) -> None:
         """Its blocks are nobody's, or can still be hit; the beginning of the chain outlives its end."""
         del self.live[held.sequence_id], self.by_handle[held.handle]
-        full = held.computed // self.block_size if self.caches else 0
+        if held.promised:
+            self._break_promise(held)
+        full = min(held.computed, held.sound) // self.block_size if self.caches else 0
         for index in range(len(held.blocks) - 1, -1, -1):
             block = held.blocks[index]
             self.counts[block] -= 1
@@ -302,6 +311,15 @@ class Mirror:
                 tokens = held.tokens[index * self.block_size : (index + 1) * self.block_size]
                 parent = held.blocks[index - 1] if index else 0
                 self.cached.add(block, CachedBlock(parent, to_column(tokens), held.salt))
+
+    def _break_promise(self, held: Held) -> None:
+        """A step has failed: whoever relied on what it was to compute caches nothing from there on."""
+        first = held.computed // self.block_size
+        gone = set(held.blocks[first : held.promised // self.block_size])
+        for other in self.live.values():
+            lost = [index for index, block in enumerate(other.blocks) if block in gone]
+            if lost:
+                other.sound = min(other.sound, lost[0] * self.block_size)
 
     def _apply_grants(self, grants: pb.Grants, askers: dict[int, Held]) -> None:
         self.copies += map(_copy, grants.copies)
@@ -330,6 +348,8 @@ class Mirror:
         held.blocks = _ids(admitted.block_ids)
         held.computed = held.cached = held.sent_computed = admitted.cached_tokens
         held.sent = held.told = held.prompt_tokens = len(held.tokens)
+        if held.promised:
+            held.promised = min(held.cached + held.promised, len(held.tokens))
         held.shown = len(held.blocks)
         hits = admitted.cached_tokens // self.block_size
         for block in held.blocks[:hits]:
@@ -337,6 +357,7 @@ class Mirror:
         self.cached.discard_all(held.blocks[hits:])
         self._enter(held)
         self._count(held.blocks)
+        self._plan_ahead(held)
         self._results[held.handle] = Admission(held.blocks[:], held.cached)
 
     def _apply_refusal(self, refusal: pb.Refusal, askers: list[Held]) -> None:

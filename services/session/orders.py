@@ -94,6 +94,7 @@ def _admit_order(handle: int, request: AllocationRequest) -> pb.AdmitOrder:
         skip_cache_read=request.skip_cache_read,
         resumed=request.resumed,
         retention=wire_retention(request.retention),
+        promised_tokens=request.promised_tokens,
     )
 
 

@@ -45,6 +45,7 @@ def _sequence(held: Held) -> pb.HeldSequence:
         scope=pb.CacheScope(salt=held.salt),
         retention=wire_retention(held.retention),
         prompt_tokens=held.prompt_tokens,
+        promised_tokens=max(0, held.promised - held.computed),
     )
 
 

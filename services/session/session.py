@@ -257,7 +257,7 @@ class Session:
                 self.mirror.add_lease(response.opened.lease_block_ids)
                 attempt.exchange = Exchange(self._epoch, attempt.link.send)
             case "answer" if attempt.exchange is not None:
-                for answer, seconds in attempt.exchange.take(response.answer, self.clock()):
+                for answer, seconds in attempt.exchange.take(response.answer, attempt.link.received_at):
                     self.mirror.apply(answer)
                     self._watch.on_round_trip(seconds)
             case "gap" if attempt.exchange is not None:

@@ -14,7 +14,7 @@ POOL = 'pool="default"'
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("metrics"), "--num-blocks", "101") as stack:
+    with running_stack(tmp_path_factory.mktemp("metrics"), "--lease-blocks", "0", "--num-blocks", "101") as stack:
         yield stack
 
 

@@ -12,6 +12,7 @@ from kvmanager.holdings import HeldCache, HeldSequence, Holdings
 from kvmanager.runner_pool import RunnerPool
 from kvmanager.types import (
     BASE_SCOPE,
+    Append,
     CacheScope,
     EvictionKind,
     HashAlgorithm,
@@ -155,6 +156,20 @@ def test_pins_of_live_sequences_are_promised_again():
     assert pool.occupancy().pinned_blocks == 0
 
 
+@pytest.mark.parametrize("computed", [8, 0])
+def test_a_promise_is_made_again_and_withdrawn_if_it_is_not_kept(computed):
+    pool = RunnerPool(SPEC)
+    a = HeldSequence("a", ids(range(10)), [1, 2, 3], 0, promised_tokens=10)
+    b = HeldSequence("b", ids(range(10)), [1, 2, 4], 8, cached_tokens=8)
+    pool.restore(Holdings([a, b]), caller=0)
+    assert pool.lookup([*range(8), 9]).cached_tokens == 8
+    assert right(pool)
+    pool.free([Append("a", (), computed), Append("b", (), 8)])
+    assert pool.lookup([*range(8), 9]).cached_tokens == computed
+    assert pool.occupancy().cached_blocks == computed // SIZE
+    assert right(pool)
+
+
 A = HeldSequence("a", ids(range(6)), [1, 2], 6)
 CACHED = HeldCache(BASE_SCOPE, [9], [2], ids(range(4)))
 WRONG = {
@@ -169,6 +184,8 @@ WRONG = {
     "computed beyond the tokens": Holdings([replace(A, computed_tokens=7)]),
     "found beyond what is computed": Holdings([replace(A, computed_tokens=3, cached_tokens=4)]),
     "computed below zero": Holdings([replace(A, computed_tokens=-1, cached_tokens=-1)]),
+    "a promise beyond the tokens": Holdings([replace(A, computed_tokens=4, promised_tokens=3)]),
+    "a promise below zero": Holdings([replace(A, promised_tokens=-1)]),
     "no tokens": Holdings([HeldSequence("a", ids([]), [1], 0)]),
     "no blocks": Holdings([HeldSequence("a", ids([1]), [], 0)]),
     "no name": Holdings([replace(A, sequence_id="")]),

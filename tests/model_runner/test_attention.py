@@ -338,9 +338,13 @@ class TestHowItIsComputedDoesNotMatter:
 
 def slots_of(backend: AttentionBackend) -> tuple[Tensor, Tensor]:
     """K and V, copied, as [layers, blocks, block_size, kv heads, head_dim], whatever the backend's own layout is."""
-    swap = {"reference": False, "cpu": True, "cpu_torch": True}[backend.name]
-    keys, values = ((each.transpose(2, 3) if swap else each).clone() for each in (backend.keys, backend.values))
-    return keys, values
+    keys, values = backend.keys, backend.values
+    if backend.name == "cpu":
+        # [layers, blocks, kv heads, head_dim / pair, block_size, pair]
+        keys = keys.transpose(3, 4).flatten(4)
+    if backend.name != "reference":
+        keys, values = keys.transpose(2, 3), values.transpose(2, 3)
+    return keys.clone(), values.clone()
 
 
 def numbered(name: str) -> AttentionBackend:

@@ -123,6 +123,8 @@ def test_among_others(
         for number, prompt in enumerate(prompts[4:]):
             ask(harness, f"after{number}", prompt, SamplingParams(0.7, top_p=0.9, seed=number))
         assert answer_of(harness, "looked at") == alone
+        for other in [*(f"before{number}" for number in range(3)), *(f"after{number}" for number in range(4))]:
+            harness.wait(other)
         assert max(map(len, harness.executor.batches)) == 8
         assert (max(max(batch) for batch in harness.executor.batches) == 16) == (chunk == 16)
 

@@ -93,9 +93,9 @@ class TestRight:
     def test_blocks_beyond_the_two_billionth_number(self) -> None:
         """Offsets of 32 bits would wrap around. The cache is 2^31 numbers of memory that is not there until written."""
         blocks, kv_heads, block_size, dim = (1 << 16) + 2, 2, 128, 128
+        sizes = ((dim // 2, block_size, 2), (block_size, dim))
         keys, values = (
-            torch.from_numpy(np.zeros((1, blocks, kv_heads, block_size, dim), np.int16)).view(torch.bfloat16)
-            for _ in range(2)
+            torch.from_numpy(np.zeros((1, blocks, kv_heads, *size), np.int16)).view(torch.bfloat16) for size in sizes
         )
         cached = native.c_cache(keys, values, None)
         draw = torch.Generator().manual_seed(0)
@@ -106,7 +106,8 @@ class TestRight:
             step = native.c_batch(batch)
             outputs.append(native.attend(step, cached, 0, dim**-0.5, queries, new_keys, new_values))
         assert torch.equal(*outputs)
-        assert torch.equal(keys[0, -1, :, :3], new_keys.transpose(0, 1))
+        assert torch.equal(values[0, -1, :, :3], new_values.transpose(0, 1))
+        assert torch.equal(keys[0, -1].transpose(1, 2).flatten(2)[:, :3], new_keys.transpose(0, 1))
         assert outputs[0].count_nonzero() > 0
 
 
@@ -168,9 +169,14 @@ def test_any_schedule_gives_the_same_bits(schedule: Schedule, window: int | None
     assert_same_bits(computed(world, schedule.steps, 2), whole)
 
 
+def empty_caches() -> tuple[Tensor, Tensor]:
+    """4 blocks of 8 slots, with one head of 4 dimensions."""
+    return torch.zeros(1, 4, 1, 4, 8, 1), torch.zeros(1, 4, 1, 8, 4)
+
+
 class TestRefusals:
     def attend(self, table: list[int], position: int = 0) -> None:
-        keys, values = (torch.zeros(1, 4, 1, 8, 4) for _ in range(2))
+        keys, values = empty_caches()
         batch = pack_batch([BatchEntry([0], position, table, True)], 8, CPU)
         cached = native.c_cache(keys, values, None)
         native.attend(native.c_batch(batch), cached, 0, 1.0, *(torch.zeros(1, 1, 4) for _ in range(3)))
@@ -185,7 +191,7 @@ class TestRefusals:
         self.attend([3, 99])
 
     def test_tensors_of_the_wrong_shape(self) -> None:
-        keys, values = (torch.zeros(1, 4, 1, 8, 4) for _ in range(2))
+        keys, values = empty_caches()
         batch = pack_batch([BatchEntry([0], 0, [1], True)], 8, CPU)
         cached = native.c_cache(keys, values, None)
         with pytest.raises(native.NativeError, match=r"\[1, 1, 4\] is wanted"):
@@ -194,10 +200,12 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("keys", "values", "reason"),
         [
-            (torch.zeros(1, 4, 1, 8, 4), torch.zeros(1, 4, 1, 8, 4).half(), "float32"),
-            (torch.zeros(1, 4, 1, 8, 4).half(), torch.zeros(1, 4, 1, 8, 4).half(), "float32"),
-            (torch.zeros(1, 4, 8, 2, 4).transpose(2, 3), torch.zeros(1, 4, 8, 2, 4).transpose(2, 3), "contiguous"),
-            (torch.zeros(1, 4, 1, 12, 4), torch.zeros(1, 4, 1, 12, 4), "blocks of 12"),
+            (torch.zeros(1, 4, 1, 4, 8, 1), torch.zeros(1, 4, 1, 8, 4).half(), "float32"),
+            (torch.zeros(1, 4, 1, 2, 8, 2).half(), torch.zeros(1, 4, 1, 8, 4).half(), "float32"),
+            (torch.zeros(1, 4, 1, 4, 8, 1), torch.zeros(1, 4, 1, 4, 8).transpose(3, 4), "contiguous"),
+            (torch.zeros(1, 4, 1, 8, 4), torch.zeros(1, 4, 1, 8, 4), "fitting shapes"),
+            (torch.zeros(1, 4, 1, 4, 8, 1).bfloat16(), torch.zeros(1, 4, 1, 8, 4).bfloat16(), "fitting shapes"),
+            (torch.zeros(1, 4, 1, 4, 12, 1), torch.zeros(1, 4, 1, 12, 4), "blocks of 12"),
         ],
     )
     def test_caches_that_the_kernels_do_not_know(self, keys: Tensor, values: Tensor, reason: str) -> None:

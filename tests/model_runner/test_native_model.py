@@ -216,6 +216,23 @@ def replaced_cache(config: ModelConfig) -> AttentionBackend:
 
 
 @needs_kernels
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the resident size is read from /proc")
+def test_steps_neither_move_the_cache_nor_take_more_memory(smollm2: LoadedModel) -> None:
+    """The pool is allocated once, and what a step needs besides grows with the largest step only."""
+    backend = cache_for(smollm2.config, 20)
+    places = backend.keys.data_ptr(), backend.values.data_ptr()
+    batch = pack_batch([BatchEntry([5] * 64, 0, [3, 1, 2, 4], True)], SIZE, CPU)
+    resident = []
+    for _ in range(40):
+        smollm2.model.forward(batch, backend)
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+    assert (backend.keys.data_ptr(), backend.values.data_ptr()) == places
+    assert (backend.cache.keys, backend.cache.values) == places
+    # A step's activations: 64 rows of 30 layers would be 24 MiB if they were not used again.
+    assert resident[-1] - resident[9] < 4 << 20
+
+
+@needs_kernels
 class TestRefusals:
     def test_a_token_that_is_not_there(self, smollm2: LoadedModel) -> None:
         for token in (-1, smollm2.config.vocab_size):

@@ -35,6 +35,8 @@ NUMBERS = {
 }
 MUST = ("sequence_id", "parent_id", "child_ids", "token_ids", "appends", "sequences", "num_tokens")
 """Fields without which a request can hardly succeed."""
+SELDOM = ("promised_tokens",)
+"""Fields that stop other verbs until the caller has kept its word."""
 NAMES = "abcdef"
 TEXTS = ["", "a", "b", "c", "d", "\0", "\u00e4" * 64, "x" * 128, "x" * 129, "x" * 257, "\U0001f600", "a b"]
 
@@ -42,7 +44,8 @@ TEXTS = ["", "a", "b", "c", "d", "\0", "\u00e4" * 64, "x" * 128, "x" * 129, "x" 
 def drawn(rng: random.Random, message: Message) -> Message:
     """Fills a message: mostly with small values that can work, now and then with those at the edges."""
     for field in message.DESCRIPTOR.fields:
-        if field.name in ("pool_id", "epoch") or rng.random() < (0.02 if field.name in MUST else 0.7):
+        left_out = 0.02 if field.name in MUST else 0.97 if field.name in SELDOM else 0.7
+        if field.name in ("pool_id", "epoch") or rng.random() < left_out:
             continue
         if field.is_repeated:
             count = rng.choice([1, 1, 2, 3]) if field.message_type or field.type == field.TYPE_STRING else None

@@ -10,6 +10,10 @@
 #include <string>
 #include <vector>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include "attention_plan.h"
 #include "kernels.h"
 #include "matrix.h"
@@ -43,6 +47,7 @@ std::vector<const Kernels*> usable_kernels() {
     std::vector<const Kernels*> usable;
     if (avx512_kernels() != nullptr && has_avx512()) usable.push_back(avx512_kernels());
     if (avx2_kernels() != nullptr && has_avx2()) usable.push_back(avx2_kernels());
+    if (neon_kernels() != nullptr) usable.push_back(neon_kernels());
     usable.push_back(scalar_kernels());
     return usable;
 }
@@ -112,6 +117,8 @@ int octavo_set_threads(int32_t threads) {
         return 0;
     });
 }
+
+void octavo_huge_pages(void* memory, int64_t bytes) { want_huge_pages(memory, static_cast<size_t>(bytes)); }
 
 int64_t octavo_probe_multiply_add(int64_t turns) {
     return guarded(int64_t{-1}, [&](Library& shared) -> int64_t {
@@ -210,7 +217,13 @@ int octavo_attend(const octavo_batch* batch, const octavo_cache* cache, int64_t 
 }
 
 void* octavo_model_new(const octavo_model* model) {
-    return guarded(nullptr, [&](Library& shared) -> void* { return new Model(*shared.kernels, *model); });
+    return guarded(nullptr, [&](Library& shared) -> void* {
+#if defined(__GLIBC__)
+        // What was read and converted on the way is free by now, and would stay in the heap.
+        malloc_trim(0);
+#endif
+        return new Model(*shared.kernels, *model);
+    });
 }
 
 void octavo_model_free(void* model) { delete static_cast<Model*>(model); }

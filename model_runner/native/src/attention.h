@@ -1,10 +1,12 @@
 // Attention that walks the block table. Included into an instruction set's namespace, after tile.h and rowwise.h.
 //
-// Keys come in tiles of 64. A tile's keys are transposed once for all query rows, then scores and weighted values are
-// two small matrix products: the same code for one query and for a prompt, so that both give the same bits. The running
+// Keys come in tiles of 64. Scores and weighted values are two small matrix products: the same code for one query and
+// for a prompt, so that both give the same bits. A block's keys lie by dimensions, so the first product reads them as
+// they are. The next tile is fetched meanwhile: the table says where it is, which no hardware can guess. The running
 // maximum and sum are the online softmax of FlashAttention (Dao et al., 2022), the splits those of its decode kernel.
 
 constexpr int64_t kTile = 64;
+constexpr int64_t kTileVecs = kTile / kLanes;
 // With 32 registers 6 rows go with 4 vectors of columns, with 16 registers with 2.
 constexpr int kAttentionRows = 6, kAttentionVecs = kRegisters >= 32 ? 4 : 2;
 
@@ -29,31 +31,67 @@ inline void multiply_rows(const float* a, int64_t a_stride, int64_t rows, const 
     });
 }
 
-// Transposed keys in bfloat16, as they lie: a word has two neighbouring dimensions, the first one in its low half.
-struct PairRows {
-    static constexpr int64_t kGroup = 0, kStep = 2;
-    const uint32_t* base;
+// Numbers of a key that lie together: a word of two bfloat16, the first one in its low half, or one float.
+template <class T>
+constexpr int64_t kPair = sizeof(uint32_t) / sizeof(T);
+
+// A tile's keys by dimensions, vectors of slots wherever their blocks lie. Each one that is read fetches its like of
+// the next tile.
+template <class T>
+struct PagedKeys {
+    static constexpr int64_t kGroup = 0, kStep = kPair<T>;
+    const uint32_t* const* slots;
+    const uint32_t* const* ahead;
     int64_t stride;
     template <int vecs>
     using Scales = NoScales;
     template <int vecs>
     struct Chunk {
-        Bits pair[vecs];
-        Chunk(const PairRows& b, int64_t k) {
+        Bits words[vecs];
+        Chunk(const PagedKeys& b, int64_t k) {
+            const int64_t offset = k / kStep * b.stride;
             OCTAVO_UNROLL
-            for (int vec = 0; vec < vecs; ++vec) pair[vec] = load_bits(b.base + k / 2 * b.stride + vec * kLanes);
+            for (int vec = 0; vec < vecs; ++vec) {
+                fetch(b.ahead[vec] + offset);
+                words[vec] = load_bits(b.slots[vec] + offset);
+            }
         }
         template <int index>
-        Vec get(const NoScales&, int vec) const { return index ? high_bf16(pair[vec]) : low_bf16(pair[vec]); }
+        Vec get(const NoScales&, int vec) const {
+            if constexpr (kStep == 1) return as_floats(words[vec]);
+            return index ? high_bf16(words[vec]) : low_bf16(words[vec]);
+        }
     };
-    PairRows from_column(int64_t column) const { return {base + column, stride}; }
+    PagedKeys from_column(int64_t column) const { return {slots + column / kLanes, ahead + column / kLanes, stride}; }
+};
+
+// A tile's values, rows wherever they lie; as above.
+template <class T>
+struct PagedValues {
+    static constexpr int64_t kGroup = 0, kStep = 1;
+    const T* const* rows;
+    const T* const* ahead;
+    int64_t column;
+    template <int vecs>
+    using Scales = NoScales;
+    template <int vecs>
+    struct Chunk {
+        const T* row;
+        Chunk(const PagedValues& b, int64_t k) : row(b.rows[k] + b.column) {
+            constexpr int64_t numbers = kLine / sizeof(T);
+            for (int64_t each = 0; each < vecs * kLanes; each += numbers) fetch(b.ahead[k] + b.column + each);
+        }
+        template <int>
+        Vec get(const NoScales&, int vec) const { return load_any(row + vec * kLanes); }
+    };
+    PagedValues from_column(int64_t start) const { return {rows, ahead, column + start}; }
 };
 
 // A row's state: [padded(head_dim)] sum of values, then the maximum of its scores and the sum of its weights.
 int64_t state_floats(int64_t head_dim) { return padded(head_dim) + kLanes; }
 
 int64_t attention_scratch(int64_t rows, int64_t head_dim) {
-    return rows * (padded(head_dim) + kTile) + 2 * kTile * padded(head_dim) + rows * state_floats(head_dim);
+    return rows * (padded(head_dim) + kTile) + kTile * padded(head_dim) + rows * state_floats(head_dim);
 }
 
 inline void clear_state(float* state, int64_t rows, int64_t width) {
@@ -86,57 +124,76 @@ inline void merge_state(float* into, const float* part, int64_t width) {
 
 // A tile's weights from its scores, in place, and the state's values scaled to the new maximum.
 inline void weigh(float* scores, float* state, int64_t width) {
-    Vec top = all(state[width]);
+    const float before = state[width];
+    Vec top = all(before);
     for (int64_t key = 0; key < kTile; key += kLanes) top = max(top, load(scores + key));
     const float highest = largest(top);
     const float base = highest == -__builtin_inff() ? 0.0f : highest;
-    const float shrink = exponential_of(state[width] - base);
     Vec total = all(0.0f);
     for (int64_t key = 0; key < kTile; key += kLanes) {
         const Vec weight = exponential(sub(load(scores + key), all(base)));
         store(scores + key, weight);
         total = add(total, weight);
     }
-    for (int64_t column = 0; column < width; column += kLanes) {
-        store(state + column, mul(all(shrink), load(state + column)));
-    }
-    state[width] = highest;
-    state[width + 1] = shrink * state[width + 1] + sum(total);
-}
-
-// Where the keys (and values) first..last - 1 of a sequence begin, in elements from the start of the cache.
-inline void find_rows(const AttentionArgs& a, const AttentionSpan& span, int64_t first, int64_t last,
-                      int64_t* offsets) {
-    const int64_t shift = __builtin_ctzll(static_cast<uint64_t>(a.block_size));
-    for (int64_t position = first; position < last;) {
-        const int64_t slot = position & (a.block_size - 1);
-        const int64_t block = span.table[position >> shift];
-        int64_t offset = ((block * a.kv_heads + span.kv_head) * a.block_size + slot) * a.head_dim;
-        for (int64_t left = a.block_size - slot; left > 0 && position < last; --left, ++position) {
-            *offsets++ = offset;
-            offset += a.head_dim;
+    // After some tiles the maximum is mostly an old one, and everything would be multiplied by 1.
+    if (before != highest) {
+        const float shrink = exponential_of(before - base);
+        for (int64_t column = 0; column < width; column += kLanes) {
+            store(state + column, mul(all(shrink), load(state + column)));
         }
+        state[width] = highest;
+        state[width + 1] *= shrink;
     }
+    state[width + 1] += sum(total);
 }
 
 // Copies rows as floats, padded with zeros to whole vectors.
 template <class T>
-inline void copy_rows(const T* base, const int64_t* offsets, int64_t count, int64_t head_dim, int64_t width,
-                      float* to) {
+inline void copy_rows(const T* const* rows, int64_t count, int64_t head_dim, int64_t width, float* to) {
     for (int64_t key = 0; key < count; ++key, to += width) {
-        const T* from = base + offsets[key];
+        const T* from = rows[key];
         int64_t column = 0;
         for (; column + kLanes <= head_dim; column += kLanes) store(to + column, load_any(from + column));
         for (; column < width; ++column) to[column] = column < head_dim ? number(from[column]) : 0.0f;
     }
 }
 
-inline void prefetch_rows(const void* base, const int64_t* offsets, int64_t count, int64_t head_dim, int64_t item) {
-    for (int64_t key = 0; key < count; ++key) {
-        const char* row = static_cast<const char*>(base) + offsets[key] * item;
-        for (int64_t byte = 0; byte < head_dim * item; byte += 64) __builtin_prefetch(row + byte);
+// Where the K/V of some keys are, which end at a multiple of kTile or before. What is computed for slots of the tile
+// that are not among them is thrown away; they have a place in one of the same blocks. `slots` is for blocks of whole
+// vectors only.
+template <class T>
+class Tile {
+public:
+    int64_t first, stop;
+    const uint32_t* slots[kTileVecs];
+    const T* rows[kTile];
+
+    int64_t lead() const { return first % kTile; }
+    int64_t count() const { return stop - first; }
+
+    void find(const AttentionArgs& a, const AttentionSpan& span, int64_t begin, int64_t last) {
+        const int64_t start = begin / kTile * kTile;
+        first = begin;
+        stop = start + kTile < last ? start + kTile : last;
+        const int64_t length = a.block_size < kTile ? a.block_size : kTile;
+        for (int64_t slot = 0; slot < kTile; slot += length) find_block(a, span, start, slot, length);
     }
-}
+
+private:
+    // Some slots that lie in one block, or in the nearest one that has keys.
+    void find_block(const AttentionArgs& a, const AttentionSpan& span, int64_t start, int64_t slot, int64_t length) {
+        const int64_t shift = __builtin_ctzll(static_cast<uint64_t>(a.block_size));
+        int64_t block = (start + slot) >> shift;
+        const int64_t least = first >> shift, most = (stop - 1) >> shift;
+        block = block < least ? least : block < most ? block : most;
+        const int64_t inside = (start + slot) & (a.block_size - 1);
+        const int64_t at = (span.table[block] * a.kv_heads + span.kv_head) * a.block_size * a.head_dim;
+        const uint32_t* keys = static_cast<const uint32_t*>(a.keys) + at / kPair<T> + inside;
+        const T* values = static_cast<const T*>(a.values) + at + inside * a.head_dim;
+        for (int64_t each = 0; each < length; each += kLanes) slots[(slot + each) / kLanes] = keys + each;
+        for (int64_t each = 0; each < length; ++each) rows[slot + each] = values + each * a.head_dim;
+    }
+};
 
 // One span over one split.
 template <class T>
@@ -144,18 +201,15 @@ struct SpanWork {
     const AttentionArgs& a;
     const AttentionSpan& span;
     int64_t width, rows;
-    float *queries, *scores, *transposed, *copied;
+    float *queries, *scores, *copied;
 
     SpanWork(const AttentionArgs& args, const AttentionSpan& of, float* scratch)
         : a(args), span(of), width(padded(args.head_dim)), rows(of.tokens * args.heads_per_kv) {
         queries = scratch;
         scores = queries + rows * width;
-        transposed = scores + rows * kTile;
-        copied = transposed + kTile * width;
+        copied = scores + rows * kTile;
         load_queries();
     }
-
-    float* part() const { return copied + kTile * width; }
 
     void load_queries() {
         float* to = queries;
@@ -175,69 +229,65 @@ struct SpanWork {
         return a.window && position >= a.window ? position + 1 - a.window : 0;
     }
 
-    void run(int64_t first, int64_t last, float* state) {
-        int64_t offsets[2][kTile];
-        const int64_t end = span.first_position + span.tokens;
-        first = first > first_key(span.first_position) ? first : first_key(span.first_position);
+    // The state of the keys first..last - 1. Meanwhile `next`, if there is one, is fetched, from its first key on.
+    void run(int64_t first, int64_t last, const AttentionSpan* next, float* state) {
+        const int64_t stride = state_floats(a.head_dim);
+        float* part = copied + kTile * width;
+        clear_state(state, rows, width);
+        clear_state(part, rows, width);
+        const int64_t seen = first_key(span.first_position), end = span.first_position + span.tokens;
+        first = first > seen ? first : seen;
         last = last < end ? last : end;
-        int turn = 0;
-        if (first < last) find(first, last, offsets[turn]);
-        while (first < last) {
-            const int64_t stop = tile_end(first, last);
-            score(offsets[turn], first, stop);
-            if (stop < last) find(stop, last, offsets[1 - turn]);
-            const int64_t num_next = stop < last ? tile_end(stop, last) - stop : 0;
-            add_values(offsets[turn], offsets[1 - turn], first, stop, num_next, state);
-            first = stop;
-            turn = 1 - turn;
+        if (first >= last) return;
+        Tile<T> tiles[2];
+        tiles[0].find(a, span, first, last);
+        for (int turn = 0;; turn = 1 - turn) {
+            const Tile<T>& tile = tiles[turn];
+            Tile<T>& after = tiles[1 - turn];
+            const bool is_last = tile.stop >= last;
+            if (!is_last) {
+                after.find(a, span, tile.stop, last);
+            } else if (next != nullptr) {
+                after.find(a, *next, first_key(next->first_position), next->first_position + next->tokens);
+            } else {
+                after = tile;
+            }
+            score(tile, after);
+            add_values(tile, after, part);
+            if (is_last || tile.stop % kSplitTokens == 0) {
+                for (int64_t row = 0; row < rows; ++row) merge_state(state + row * stride, part + row * stride, width);
+                clear_state(part, rows, width);
+            }
+            if (is_last) return;
         }
-    }
-
-    // Tiles end at multiples of kTile.
-    static int64_t tile_end(int64_t first, int64_t last) {
-        const int64_t next = (first / kTile + 1) * kTile;
-        return next < last ? next : last;
-    }
-
-    void find(int64_t first, int64_t last, int64_t* offsets) {
-        find_rows(a, span, first, tile_end(first, last), offsets);
     }
 
     // scores[row, key % kTile]; -inf where the row does not see the key.
-    void score(const int64_t* offsets, int64_t first, int64_t stop) {
-        const T* keys = static_cast<const T*>(a.keys);
-        const int64_t count = stop - first, lead = first % kTile;
-        const float* lines[kTile];
-        // Numbers that are transposed: floats, or words of two bfloat16.
-        constexpr bool in_pairs = sizeof(T) != sizeof(float);
-        const int64_t words = in_pairs ? a.head_dim / 2 : a.head_dim;
-        const bool as_they_lie = a.head_dim % ((in_pairs ? 2 : 1) * kLanes) == 0;
-        const int64_t depth = as_they_lie ? words : width;
-        if (!as_they_lie) copy_rows(keys, offsets, count, a.head_dim, width, copied);
-        for (int64_t slot = 0; slot < kTile; ++slot) {
-            // Slots without a key repeat one: their scores are thrown away.
-            int64_t key = slot - lead;
-            key = key < 0 || key >= count ? 0 : key;
-            lines[slot] = as_they_lie ? reinterpret_cast<const float*>(keys + offsets[key]) : copied + key * width;
-        }
-        for (int64_t slot = 0; slot < kTile; slot += kLanes) {
-            const int64_t begin = slot - lead > 0 ? slot - lead : 0;
-            const int64_t end = slot + kLanes - lead < count ? slot + kLanes - lead : count;
-            prefetch_rows(a.values, offsets + begin, end - begin, a.head_dim, sizeof(T));
-            for (int64_t column = 0; column < depth; column += kLanes) {
-                transpose(lines + slot, column, transposed + column * kTile + slot, kTile);
-            }
-        }
-        if (in_pairs && as_they_lie) {
-            const PairRows pairs{reinterpret_cast<const uint32_t*>(transposed), kTile};
-            multiply_rows(queries, width, rows, pairs, a.head_dim, kTile, scores, kTile, false);
+    void score(const Tile<T>& tile, const Tile<T>& next) {
+        if (a.block_size % kLanes == 0) {
+            const PagedKeys<T> keys{tile.slots, next.slots, a.block_size};
+            multiply_rows(queries, width, rows, keys, a.head_dim, kTile, scores, kTile, false);
         } else {
-            multiply_rows(queries, width, rows, FloatRows{transposed, kTile}, width, kTile, scores, kTile, false);
+            copy_keys(tile);
+            multiply_rows(queries, width, rows, FloatRows{copied, kTile}, a.head_dim, kTile, scores, kTile, false);
         }
+        const int64_t lead = tile.lead(), shift = lead - tile.first;
         for (int64_t row = 0; row < rows; ++row) {
             const int64_t position = span.first_position + row / a.heads_per_kv;
-            const int64_t shift = lead - first;
-            hide(scores + row * kTile, first_key(position) + shift, lead, position + 1 + shift, lead + count);
+            hide(scores + row * kTile, first_key(position) + shift, lead, position + 1 + shift, lead + tile.count());
+        }
+    }
+
+    // copied[dimension, slot], for blocks smaller than a vector.
+    void copy_keys(const Tile<T>& tile) {
+        for (int64_t position = tile.first; position < tile.stop; ++position) {
+            const int64_t block = span.table[position / a.block_size], inside = position % a.block_size;
+            const T* from = static_cast<const T*>(a.keys) +
+                            (block * a.kv_heads + span.kv_head) * a.block_size * a.head_dim + inside * kPair<T>;
+            float* to = copied + position % kTile;
+            for (int64_t k = 0; k < a.head_dim; ++k) {
+                to[k * kTile] = number(from[k / kPair<T> * kPair<T> * a.block_size + k % kPair<T>]);
+            }
         }
     }
 
@@ -249,43 +299,27 @@ struct SpanWork {
         for (int64_t slot = to > 0 ? to : 0; slot < kTile; ++slot) row[slot] = -__builtin_inff();
     }
 
-    void add_values(const int64_t* offsets, const int64_t* next, int64_t first, int64_t stop, int64_t num_next,
-                    float* state) {
-        const T* values = static_cast<const T*>(a.values);
-        const int64_t count = stop - first, stride = state_floats(a.head_dim);
+    void add_values(const Tile<T>& tile, const Tile<T>& next, float* state) {
+        const int64_t lead = tile.lead(), count = tile.count(), stride = state_floats(a.head_dim);
         for (int64_t row = 0; row < rows; ++row) weigh(scores + row * kTile, state + row * stride, width);
-        prefetch_rows(a.keys, next, num_next, a.head_dim, sizeof(T));
-        const float* weights = scores + first % kTile;
+        const float* weights = scores + lead;
         if (width != a.head_dim) {
-            copy_rows(values, offsets, count, a.head_dim, width, copied);
+            copy_rows(tile.rows + lead, count, a.head_dim, width, copied);
             return multiply_rows(weights, kTile, rows, FloatRows{copied, width}, count, width, state, stride, true);
         }
-        const T* lines[kTile];
-        for (int64_t key = 0; key < count; ++key) lines[key] = values + offsets[key];
-        multiply_rows(weights, kTile, rows, ScatteredRows<T>{lines, 0}, count, width, state, stride, true);
+        const PagedValues<T> values{tile.rows + lead, next.rows + lead, 0};
+        multiply_rows(weights, kTile, rows, values, count, width, state, stride, true);
     }
 };
 
-template <class T>
-inline void attend_as(const AttentionArgs& args, const AttentionSpan& span, int64_t first_split, int64_t last_split,
-                      float* state, float* scratch) {
-    SpanWork<T> work(args, span, scratch);
-    const int64_t stride = state_floats(args.head_dim);
-    clear_state(state, work.rows, work.width);
-    for (int64_t split = first_split; split < last_split; ++split) {
-        float* part = work.part();
-        clear_state(part, work.rows, work.width);
-        work.run(split * kSplitTokens, (split + 1) * kSplitTokens, part);
-        for (int64_t row = 0; row < work.rows; ++row) {
-            merge_state(state + row * stride, part + row * stride, work.width);
-        }
+void attend(const AttentionArgs& args, const AttentionSpan& span, const AttentionSpan* next, int64_t first_split,
+            int64_t last_split, float* state, float* scratch) {
+    const int64_t first = first_split * kSplitTokens, last = last_split * kSplitTokens;
+    if (args.is_bf16) {
+        SpanWork<uint16_t>(args, span, scratch).run(first, last, next, state);
+    } else {
+        SpanWork<float>(args, span, scratch).run(first, last, next, state);
     }
-}
-
-void attend(const AttentionArgs& args, const AttentionSpan& span, int64_t first_split, int64_t last_split, float* state,
-            float* scratch) {
-    const auto run = args.is_bf16 ? attend_as<uint16_t> : attend_as<float>;
-    run(args, span, first_split, last_split, state, scratch);
 }
 
 void finish_attention(const AttentionArgs& args, const AttentionSpan& span, float* states, int64_t count,

@@ -10,7 +10,7 @@
 namespace octavo {
 namespace {
 
-// With fewer spans than this for each thread, long contexts are split among threads too.
+// With fewer spans than this for each thread, long contexts are split among threads too; with more, some go together.
 constexpr int64_t kSpansPerThread = 8;
 
 void check(const Sequences& s, int64_t block_size, int64_t num_blocks) {
@@ -32,28 +32,38 @@ void check(const Sequences& s, int64_t block_size, int64_t num_blocks) {
 }
 
 template <class T>
-void write_heads(const AttentionArgs& cache, const void* to, int64_t slot, const float* from, T (*convert)(float)) {
+void write_as(const AttentionArgs& cache, int64_t slot, const float* keys, const float* values, T (*convert)(float)) {
+    constexpr int64_t pair = sizeof(uint32_t) / sizeof(T);
     const int64_t block = slot / cache.block_size, inside = slot % cache.block_size;
     for (int64_t head = 0; head < cache.kv_heads; ++head) {
-        T* row = static_cast<T*>(const_cast<void*>(to));
-        row += ((block * cache.kv_heads + head) * cache.block_size + inside) * cache.head_dim;
-        for (int64_t column = 0; column < cache.head_dim; ++column) row[column] = convert(*from++);
+        const int64_t at = (block * cache.kv_heads + head) * cache.block_size * cache.head_dim;
+        T* key = static_cast<T*>(const_cast<void*>(cache.keys)) + at + inside * pair;
+        T* value = static_cast<T*>(const_cast<void*>(cache.values)) + at + inside * cache.head_dim;
+        for (int64_t k = 0; k < cache.head_dim; ++k) {
+            key[k / pair * pair * cache.block_size + k % pair] = convert(*keys++);
+            value[k] = convert(*values++);
+        }
     }
 }
 
 float as_it_is(float value) { return value; }
 
+// The keys that a span's tokens see: from the first one on, and those before which the last one is.
+int64_t first_key(const AttentionSpan& span, int64_t window) {
+    return window ? std::max<int64_t>(0, span.first_position + 1 - window) : 0;
+}
+
+int64_t keys_of(const AttentionSpan& span) { return span.first_position + span.tokens; }
+
+int64_t splits_of(const AttentionSpan& span) { return (keys_of(span) + kSplitTokens - 1) / kSplitTokens; }
+
 }  // namespace
 
 void write_kv(const AttentionArgs& cache, int64_t slot, const float* keys, const float* values) {
-    const void* caches[] = {cache.keys, cache.values};
-    const float* news[] = {keys, values};
-    for (int which = 0; which < 2; ++which) {
-        if (cache.is_bf16) {
-            write_heads<uint16_t>(cache, caches[which], slot, news[which], to_bf16);
-        } else {
-            write_heads<float>(cache, caches[which], slot, news[which], as_it_is);
-        }
+    if (cache.is_bf16) {
+        write_as<uint16_t>(cache, slot, keys, values, to_bf16);
+    } else {
+        write_as<float>(cache, slot, keys, values, as_it_is);
     }
 }
 
@@ -74,49 +84,82 @@ void AttentionPlan::make(const Sequences& sequences, int64_t kv_heads, int64_t h
             }
         }
     }
-    const int64_t count = static_cast<int64_t>(spans_.size());
-    splits_ = threads > 1 && count < threads * kSpansPerThread;
-    parts_.assign(spans_.size(), 0);
-    starts_.assign(spans_.size(), 0);
-    int64_t states = 0;
-    for (int64_t index = 0; index < count; ++index) {
-        const AttentionSpan& span = spans_[index];
-        const int64_t first_key = window ? std::max<int64_t>(0, span.first_position + 1 - window) : 0;
-        const int64_t keys = span.first_position + span.tokens;
-        const int64_t first = first_key / kSplitTokens, last = (keys + kSplitTokens - 1) / kSplitTokens;
-        starts_[index] = states;
-        parts_[index] = splits_ ? last - first : 1;
-        if (!splits_) units_.push_back({index, first, last, (keys - first_key) * span.tokens, 0});
-        for (int64_t split = first; splits_ && split < last; ++split) {
-            const int64_t part = std::min(keys, (split + 1) * kSplitTokens) - std::max(first_key, split * kSplitTokens);
-            units_.push_back({index, split, split + 1, part * span.tokens, states});
-            states += span.tokens * heads_per_kv;
-        }
+    splits_ = threads > 1 && static_cast<int64_t>(spans_.size()) < threads * kSpansPerThread;
+    if (splits_) {
+        make_split_units(heads_per_kv, window);
+    } else {
+        make_joint_units(window, threads);
     }
     // The largest first, so that no thread begins with one when the others are done.
     std::stable_sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
 }
 
-void AttentionPlan::run(Pool& pool, const Kernels& kernels, const AttentionArgs& args) {
-    const int64_t state = kernels.state_floats(args.head_dim);
-    if (splits_) {
-        int64_t rows = 0;
-        for (size_t index = 0; index < spans_.size(); ++index) {
-            rows += parts_[index] * spans_[index].tokens * args.heads_per_kv;
+void AttentionPlan::make_joint_units(int64_t window, int threads) {
+    const int64_t count = static_cast<int64_t>(spans_.size());
+    const int64_t together = std::max<int64_t>(1, count / (threads * kSpansPerThread));
+    for (int64_t first = 0; first < count; first += together) {
+        Unit unit{first, std::min(count, first + together), 0, 0, 0, 0};
+        for (int64_t index = unit.first_span; index < unit.last_span; ++index) {
+            const AttentionSpan& span = spans_[index];
+            unit.cost += (keys_of(span) - first_key(span, window)) * span.tokens;
+            unit.last_split = std::max(unit.last_split, splits_of(span));
         }
-        states_.resize(std::max(states_.size(), static_cast<size_t>(rows * state)));
+        units_.push_back(unit);
+    }
+}
+
+void AttentionPlan::make_split_units(int64_t heads_per_kv, int64_t window) {
+    parts_.clear();
+    starts_.clear();
+    int64_t states = 0;
+    for (int64_t index = 0; index < static_cast<int64_t>(spans_.size()); ++index) {
+        const AttentionSpan& span = spans_[index];
+        const int64_t first_split = first_key(span, window) / kSplitTokens, last_split = splits_of(span);
+        starts_.push_back(states);
+        parts_.push_back(last_split - first_split);
+        for (int64_t split = first_split; split < last_split; ++split) {
+            const int64_t last = std::min(keys_of(span), (split + 1) * kSplitTokens);
+            const int64_t keys = last - std::max(first_key(span, window), split * kSplitTokens);
+            units_.push_back({index, index + 1, split, split + 1, keys * span.tokens, states});
+            states += span.tokens * heads_per_kv;
+        }
+    }
+}
+
+void AttentionPlan::run(Pool& pool, const Kernels& kernels, const AttentionArgs& args) {
+    if (splits_) {
+        run_splits(pool, kernels, args);
+        return;
     }
     pool.run(static_cast<int64_t>(units_.size()), [&](int64_t index) {
         const Unit& unit = units_[index];
-        const AttentionSpan& span = spans_[unit.span];
-        const int64_t rows = span.tokens * args.heads_per_kv;
-        const int64_t scratch_floats = kernels.attention_scratch(rows, args.head_dim);
-        float* scratch = thread_scratch(scratch_floats + rows * state);
-        float* own = splits_ ? states_.data() + unit.state * state : scratch + scratch_floats;
-        kernels.attend(args, span, unit.first_split, unit.last_split, own, scratch);
-        if (!splits_) kernels.finish_attention(args, span, own, 1, 0);
+        for (int64_t each = unit.first_span; each < unit.last_span; ++each) {
+            const AttentionSpan* next = each + 1 < unit.last_span ? &spans_[each + 1] : nullptr;
+            const int64_t rows = spans_[each].tokens * args.heads_per_kv;
+            const int64_t scratch_floats = kernels.attention_scratch(rows, args.head_dim);
+            float* scratch = thread_scratch(scratch_floats + rows * kernels.state_floats(args.head_dim));
+            float* state = scratch + scratch_floats;
+            kernels.attend(args, spans_[each], next, 0, unit.last_split, state, scratch);
+            kernels.finish_attention(args, spans_[each], state, 1, 0);
+        }
     });
-    for (size_t index = 0; splits_ && index < spans_.size(); ++index) {
+}
+
+void AttentionPlan::run_splits(Pool& pool, const Kernels& kernels, const AttentionArgs& args) {
+    const int64_t state = kernels.state_floats(args.head_dim);
+    int64_t rows = 0;
+    for (size_t index = 0; index < spans_.size(); ++index) {
+        rows += parts_[index] * spans_[index].tokens * args.heads_per_kv;
+    }
+    states_.resize(std::max(states_.size(), static_cast<size_t>(rows * state)));
+    pool.run(static_cast<int64_t>(units_.size()), [&](int64_t index) {
+        const Unit& unit = units_[index];
+        const AttentionSpan& span = spans_[unit.first_span];
+        float* scratch = thread_scratch(kernels.attention_scratch(span.tokens * args.heads_per_kv, args.head_dim));
+        kernels.attend(args, span, nullptr, unit.first_split, unit.last_split, states_.data() + unit.state * state,
+                       scratch);
+    });
+    for (size_t index = 0; index < spans_.size(); ++index) {
         const AttentionSpan& span = spans_[index];
         kernels.finish_attention(args, span, states_.data() + starts_[index] * state, parts_[index],
                                  span.tokens * args.heads_per_kv * state);

@@ -30,18 +30,25 @@ public:
     void run(Pool& pool, const Kernels& kernels, const AttentionArgs& args);
 
 private:
-    // A span over some splits of its context. cost: keys that it reads. state: which of the span's states it makes.
+    // Spans first_span..last_span - 1 over some splits of their contexts. cost: keys that it reads. state: which of the
+    // states it makes, where a span is computed by several units.
     struct Unit {
-        int64_t span;
+        int64_t first_span, last_span;
         int64_t first_split, last_split;
         int64_t cost;
         int64_t state;
     };
 
+    // Several spans in a unit, so that a thread knows what to fetch next.
+    void make_joint_units(int64_t window, int threads);
+    // Several units for a span, so that all threads have work.
+    void make_split_units(int64_t heads_per_kv, int64_t window);
+    void run_splits(Pool& pool, const Kernels& kernels, const AttentionArgs& args);
+
     std::vector<AttentionSpan> spans_;
     std::vector<Unit> units_;
     bool splits_ = false;          // Whether a span is computed by several units, whose states are merged afterwards.
-    std::vector<int64_t> parts_;   // For each span, how many units it has.
+    std::vector<int64_t> parts_;   // For each span, how many units it has, where there are several.
     std::vector<int64_t> starts_;  // For each span, its first state.
     std::vector<float> states_;
 };

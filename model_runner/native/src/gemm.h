@@ -5,7 +5,17 @@ constexpr int64_t kPanel = kPanelVecs * kLanes;
 // Inputs that are decoded at a time when many rows share them: few enough that they stay in the first cache.
 constexpr int64_t kDecodedInputs = 128;
 
-// One panel, or two neighbours, of each form. See Packed for the layout.
+// Weights that few rows use come from memory: what lies this many bytes further on is fetched meanwhile. The hardware
+// does so too, but not across pages of 4 KiB.
+constexpr int64_t kAhead = 4096;
+
+template <int64_t ahead>
+inline void fetch_ahead(const void* from) {
+    if constexpr (ahead > 0) fetch(static_cast<const uint8_t*>(from) + ahead);
+}
+
+// One panel, or two neighbours, of each form; each read fetches what is `ahead` bytes away. See Packed for the layout.
+template <int64_t ahead>
 struct Float32Panels {
     static constexpr int64_t kGroup = 0, kStep = 1;
     const uint8_t* data;
@@ -19,6 +29,7 @@ struct Float32Panels {
             int index = 0;
             for (const float*& each : part) {
                 each = reinterpret_cast<const float*>(b.data + index++ * b.panel_bytes) + k * kPanel;
+                for (int64_t line = 0; line < kPanel; line += kLine / 4) fetch_ahead<ahead>(each + line);
             }
         }
         template <int>
@@ -26,6 +37,7 @@ struct Float32Panels {
     };
 };
 
+template <int64_t ahead>
 struct Bfloat16Panels {
     static constexpr int64_t kGroup = 0, kStep = 2;
     const uint8_t* data;
@@ -38,9 +50,10 @@ struct Bfloat16Panels {
         Chunk(const Bfloat16Panels& b, int64_t k) {
             OCTAVO_UNROLL
             for (int vec = 0; vec < vecs; ++vec) {
-                const uint8_t* panel = b.data + vec / kPanelVecs * b.panel_bytes;
-                pair[vec] = load_bits(reinterpret_cast<const uint32_t*>(panel) + k / 2 * kPanel +
-                                      vec % kPanelVecs * kLanes);
+                const auto* panel = reinterpret_cast<const uint32_t*>(b.data + vec / kPanelVecs * b.panel_bytes);
+                const uint32_t* words = panel + k / 2 * kPanel + vec % kPanelVecs * kLanes;
+                fetch_ahead<ahead>(words);
+                pair[vec] = load_bits(words);
             }
         }
         template <int index>
@@ -48,6 +61,7 @@ struct Bfloat16Panels {
     };
 };
 
+template <int64_t ahead>
 struct Int8Panels {
     static constexpr int64_t kGroup = octavo::kGroup, kStep = 4;
     static constexpr int64_t kScaleBytes = kPanel * 2, kGroupBytes = kScaleBytes + kGroup * kPanel;
@@ -74,6 +88,7 @@ struct Int8Panels {
             for (const int8_t*& each : part) {
                 each = reinterpret_cast<const int8_t*>(b.at(k, kPanelVecs * index++)) + kScaleBytes;
                 each += k % kGroup * kPanel;
+                for (int64_t line = 0; line < kStep * kPanel; line += kLine) fetch_ahead<ahead>(each + line);
             }
         }
         template <int index>
@@ -84,6 +99,7 @@ struct Int8Panels {
     };
 };
 
+template <int64_t ahead>
 struct Int4Panels {
     static constexpr int64_t kGroup = octavo::kGroup, kStep = 8;
     static constexpr int64_t kScaleBytes = kPanel * 4, kGroupBytes = kScaleBytes + kGroup / 8 * kPanel * 4;
@@ -111,7 +127,9 @@ struct Int4Panels {
             OCTAVO_UNROLL
             for (int vec = 0; vec < vecs; ++vec) {
                 const uint32_t* words = reinterpret_cast<const uint32_t*>(b.at(k, vec) + kScaleBytes);
-                bits[vec] = load_bits(words + k % kGroup / 8 * kPanel + vec % kPanelVecs * kLanes);
+                words += k % kGroup / 8 * kPanel + vec % kPanelVecs * kLanes;
+                fetch_ahead<ahead>(words);
+                bits[vec] = load_bits(words);
             }
         }
         template <int index>
@@ -190,6 +208,24 @@ inline void multiply(const Panels& b, int64_t depth, const Product& p, int64_t c
     });
 }
 
+// Decoded weights of one panel; each row that is read fetches some bytes of what is decoded next. All at once they
+// would hold up the loads behind them.
+struct FetchingRows {
+    static constexpr int64_t kGroup = 0, kStep = 1;
+    const float* base;
+    const uint8_t* next;
+    int64_t bytes;
+    template <int vecs>
+    using Scales = NoScales;
+    template <int vecs>
+    struct Chunk {
+        const float* row;
+        Chunk(const FetchingRows& b, int64_t k) : row(b.base + k * kPanel) { fetch_far(b.next + k * b.bytes); }
+        template <int>
+        Vec get(const NoScales&, int vec) const { return load(row + vec * kLanes); }
+    };
+};
+
 // Weights decoded once for all rows.
 template <class Panels>
 inline void multiply_decoded(const Panels& b, int64_t depth, const Product& p, int64_t column, int64_t columns,
@@ -199,11 +235,15 @@ inline void multiply_decoded(const Panels& b, int64_t depth, const Product& p, i
     for (int64_t k = 0; k < depth; k += kDecodedInputs) {
         const int64_t inputs = depth - k < kDecodedInputs ? depth - k : kDecodedInputs;
         decode(b, k, k + inputs, scratch, std::make_integer_sequence<int, Panels::kStep>{});
+        // The next inputs' weights, or the next panel's, come meanwhile: each block of rows fetches its share.
+        const int64_t bytes = b.panel_bytes * inputs / depth;
+        const uint8_t* next = b.data + b.panel_bytes * (k + inputs) / depth;
         for_row_blocks(p.rows, kMaxRows, [&](int64_t first, int64_t rows) {
+            const FetchingRows weights{scratch, next + bytes * first / p.rows, bytes * rows / (p.rows * inputs)};
             float* y = fits ? p.y + first * p.y_stride + column : edge + first * kPanel;
             const float* x = p.x + first * p.x_stride + k;
-            tile<FloatRows, kMaxRows, kPanelVecs>(rows, x, p.x_stride, {scratch, kPanel}, inputs, y,
-                                                  fits ? p.y_stride : kPanel, k > 0);
+            tile<FetchingRows, kMaxRows, kPanelVecs>(rows, x, p.x_stride, weights, inputs, y,
+                                                     fits ? p.y_stride : kPanel, k > 0);
         });
     }
     if (!fits) copy_results(p, 0, p.rows, column, columns, edge, kPanel);
@@ -211,22 +251,23 @@ inline void multiply_decoded(const Panels& b, int64_t depth, const Product& p, i
 
 // decode_rows: from this many rows on, decoding once for all is faster than for each block of rows. In float32 that is
 // a copy, after which the weights come from the first cache.
-template <class Panels, int pair_rows, int max_rows>
+template <template <int64_t> class Panels, int pair_rows, int max_rows>
 inline void multiply_panels(const Packed& w, const Product& p, int64_t first, int64_t last, float* scratch,
                             int64_t decode_rows) {
     int64_t panel = first;
     while (panel < last) {
-        const Panels b{w.data + panel * w.panel_bytes, w.panel_bytes};
+        const Panels<0> kept{w.data + panel * w.panel_bytes, w.panel_bytes};
+        const Panels<kAhead> b{kept.data, kept.panel_bytes};
         const int64_t column = panel * kPanel, left = w.outputs - column;
         if (p.rows >= decode_rows) {
-            multiply_decoded(b, w.inputs, p, column, left < kPanel ? left : kPanel, scratch);
+            multiply_decoded(kept, w.inputs, p, column, left < kPanel ? left : kPanel, scratch);
             ++panel;
         } else if (pair_rows > 0 && p.rows <= pair_rows && panel + 1 < last) {
             const int64_t columns = left < 2 * kPanel ? left : 2 * kPanel;
-            multiply<Panels, 2, pair_rows ? pair_rows : 1>(b, w.inputs, p, column, columns);
+            multiply<Panels<kAhead>, 2, pair_rows ? pair_rows : 1>(b, w.inputs, p, column, columns);
             panel += 2;
         } else {
-            multiply<Panels, 1, max_rows>(b, w.inputs, p, column, left < kPanel ? left : kPanel);
+            multiply<Panels<kAhead>, 1, max_rows>(b, w.inputs, p, column, left < kPanel ? left : kPanel);
             ++panel;
         }
     }

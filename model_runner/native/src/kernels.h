@@ -26,7 +26,7 @@ struct Packed {
     const uint8_t* data;
 };
 
-// One layer's K/V, [blocks, kv heads, block size, head dim], and the step's queries and results in rows of tokens.
+// One layer's K/V (see octavo_cache for how they lie), and the step's queries and results in rows of tokens.
 struct AttentionArgs {
     const void* keys;
     const void* values;
@@ -73,8 +73,9 @@ struct Kernels {
     int64_t (*state_floats)(int64_t head_dim);
     int64_t (*attention_scratch)(int64_t rows, int64_t head_dim);
     // The state of a span's rows over some splits of the context: state[row] for token-major rows (token, query head).
-    void (*attend)(const AttentionArgs& args, const AttentionSpan& span, int64_t first_split, int64_t last_split,
-                   float* state, float* scratch);
+    // next: what the same thread will attend afterwards, or null; the beginning of its K/V is fetched.
+    void (*attend)(const AttentionArgs& args, const AttentionSpan& span, const AttentionSpan* next, int64_t first_split,
+                   int64_t last_split, float* state, float* scratch);
     // Merges states of consecutive splits, `distance` floats apart, and writes the results.
     void (*finish_attention)(const AttentionArgs& args, const AttentionSpan& span, float* states, int64_t count,
                              int64_t distance);
@@ -93,6 +94,7 @@ struct Kernels {
 // In the order of preference; each is null on a machine or in a build that cannot have it.
 const Kernels* avx512_kernels();
 const Kernels* avx2_kernels();
-const Kernels* scalar_kernels();  // on ARM compiled to NEON, and named so
+const Kernels* neon_kernels();
+const Kernels* scalar_kernels();
 
 }  // namespace octavo

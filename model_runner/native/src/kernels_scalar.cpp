@@ -1,12 +1,9 @@
 #include "simd_scalar.h"
 
-#define OCTAVO_ISA OCTAVO_SCALAR
+#define OCTAVO_ISA scalar
 #include "isa.h"
 
-#define OCTAVO_TEXT(name) #name
-#define OCTAVO_NAME(name) OCTAVO_TEXT(name)
-
 const octavo::Kernels* octavo::scalar_kernels() {
-    static constexpr Kernels kernels = OCTAVO_SCALAR::table(OCTAVO_NAME(OCTAVO_SCALAR));
+    static constexpr Kernels kernels = scalar::table("scalar");
     return &kernels;
 }

@@ -74,19 +74,39 @@ Group quantize(const float* weights, Form form) {
 
 }  // namespace
 
-Buffer::Buffer(size_t bytes) : data_(nullptr), bytes_(bytes) {
-    void* memory = nullptr;
-    const size_t whole = bytes / kHugePage * kHugePage;
-    if (posix_memalign(&memory, whole ? kHugePage : kLine, std::max<size_t>(bytes, 1)) != 0) throw std::bad_alloc();
+void want_huge_pages(void* memory, size_t bytes) {
 #if defined(MADV_HUGEPAGE)
-    // The rest stays in small pages: a huge one that is mostly empty would be memory taken for nothing.
-    if (whole) madvise(memory, whole, MADV_HUGEPAGE);
+    // Both ends stay in small pages: a huge one that is mostly empty would be memory taken for nothing.
+    const auto begin = reinterpret_cast<uintptr_t>(memory);
+    const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
+    const uintptr_t last = (begin + bytes) / kHugePage * kHugePage;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #endif
-    std::memset(memory, 0, bytes);
-    data_ = static_cast<uint8_t*>(memory);
 }
 
-Buffer::~Buffer() { std::free(data_); }
+Buffer::Buffer(size_t bytes) : data_(nullptr), bytes_(bytes) {
+    if (bytes < kHugePage) {
+        void* memory = nullptr;
+        if (posix_memalign(&memory, kLine, std::max<size_t>(bytes, 1)) != 0) throw std::bad_alloc();
+        data_ = static_cast<uint8_t*>(std::memset(memory, 0, bytes));
+        return;
+    }
+    // Not from the heap, where what is freed between large pieces that stay is never given back. One huge page more
+    // than is wanted has room for it on a huge page's boundary; what is not written takes no memory.
+    void* memory = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    mapped_ = memory;
+    data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage);
+    want_huge_pages(data_, bytes);
+}
+
+Buffer::~Buffer() {
+    if (mapped_ != nullptr) {
+        munmap(mapped_, bytes_ + kHugePage);
+    } else {
+        std::free(data_);
+    }
+}
 
 float* thread_scratch(int64_t floats) {
     thread_local std::unique_ptr<Buffer> buffer;

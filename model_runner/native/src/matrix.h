@@ -9,6 +9,9 @@
 
 namespace octavo {
 
+// Asks the system for huge pages where whole ones fit; to be called before the memory is written.
+void want_huge_pages(void* memory, size_t bytes);
+
 // Memory on a cache line's boundary, in huge pages where the system has them; zero at first.
 class Buffer {
 public:
@@ -23,6 +26,7 @@ public:
 private:
     uint8_t* data_;
     size_t bytes_;
+    void* mapped_ = nullptr;  // What the system gave, where it is not from the heap.
 };
 
 // This thread's scratch memory, at least so many floats; what was in it is gone.

@@ -19,6 +19,10 @@ OCTAVO_API int octavo_use(const char* name);
 // How many threads compute, the caller included.
 OCTAVO_API int octavo_set_threads(int32_t threads);
 
+// Asks for huge pages for the whole ones in some memory that is not written yet: a page of 4 KiB holds one block of one
+// head at most, so that attention would look up an address for each. Where the system has none, nothing happens.
+OCTAVO_API void octavo_huge_pages(void* memory, int64_t bytes);
+
 // For benchmarks: on each thread, multiply-adds in registers; returns how many operations that were in all.
 OCTAVO_API int64_t octavo_probe_multiply_add(int64_t turns);
 // Reads floats from memory, shared out among the threads; size: a multiple of 1 MiB in floats.
@@ -53,7 +57,9 @@ struct octavo_batch {
     const int64_t* logits_rows;  // rows of T
 };
 
-// The physical cache: [layers, blocks, kv heads, block size, head dim] for keys and for values.
+// The physical cache. Keys: [layers, blocks, kv heads, head dim / pair, block size, pair]; values: [layers, blocks,
+// kv heads, block size, head dim]. pair is 2 in bfloat16 and else 1, so that a vector of 4-byte words has one dimension
+// (or two) of some tokens' keys, which is how scores are computed.
 struct octavo_cache {
     void* keys;
     void* values;

@@ -45,6 +45,7 @@ inline Vec power_of_two(Vec exponent) {
 inline Vec zero_below(Vec value, Vec x, Vec low) { return _mm256_and_ps(value, _mm256_cmp_ps(x, low, _CMP_NLT_UQ)); }
 
 inline Bits load_bits(const uint32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+inline Vec as_floats(Bits bits) { return _mm256_castsi256_ps(bits); }
 inline Vec low_bf16(Bits pair) { return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)); }
 inline Vec high_bf16(Bits pair) {
     return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
@@ -62,26 +63,6 @@ inline Vec load_int8(const int8_t* from) {
 template <int index>
 inline Vec half_byte(Bits bits) {
     return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(bits, 4 * index), _mm256_set1_epi32(15)));
-}
-
-// to[column * stride + lane] = rows[lane][start + column], for kLanes columns.
-inline void transpose(const float* const* rows, int64_t start, float* to, int64_t stride) {
-    for (int column = 0; column < kLanes; column += 4) {
-        Vec joined[4];
-        for (int row = 0; row < 4; ++row) {
-            const __m128 low = _mm_loadu_ps(rows[row] + start + column);
-            const __m128 high = _mm_loadu_ps(rows[row + 4] + start + column);
-            joined[row] = _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
-        }
-        const __m256d low01 = _mm256_castps_pd(_mm256_unpacklo_ps(joined[0], joined[1]));
-        const __m256d low23 = _mm256_castps_pd(_mm256_unpacklo_ps(joined[2], joined[3]));
-        const __m256d high01 = _mm256_castps_pd(_mm256_unpackhi_ps(joined[0], joined[1]));
-        const __m256d high23 = _mm256_castps_pd(_mm256_unpackhi_ps(joined[2], joined[3]));
-        store(to + (column + 0) * stride, _mm256_castpd_ps(_mm256_unpacklo_pd(low01, low23)));
-        store(to + (column + 1) * stride, _mm256_castpd_ps(_mm256_unpackhi_pd(low01, low23)));
-        store(to + (column + 2) * stride, _mm256_castpd_ps(_mm256_unpacklo_pd(high01, high23)));
-        store(to + (column + 3) * stride, _mm256_castpd_ps(_mm256_unpackhi_pd(high01, high23)));
-    }
 }
 
 }  // namespace octavo::avx2

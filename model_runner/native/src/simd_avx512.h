@@ -36,6 +36,7 @@ inline Vec zero_below(Vec value, Vec x, Vec low) {
 }
 
 inline Bits load_bits(const uint32_t* from) { return _mm512_loadu_si512(from); }
+inline Vec as_floats(Bits bits) { return _mm512_castsi512_ps(bits); }
 inline Vec low_bf16(Bits pair) { return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)); }
 inline Vec high_bf16(Bits pair) {
     return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
@@ -54,28 +55,6 @@ template <int index>
 inline Vec half_byte(Bits bits) {
     const Vec table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_permutexvar_ps(_mm512_srli_epi32(bits, 4 * index), table);
-}
-
-// to[column * stride + lane] = rows[lane][start + column], for kLanes columns. Four rows are put together from
-// quarters, so that half of the work is loads and not shuffles, of which there is one a cycle.
-inline void transpose(const float* const* rows, int64_t start, float* to, int64_t stride) {
-    for (int column = 0; column < kLanes; column += 4) {
-        Vec quarter[4];
-        for (int row = 0; row < 4; ++row) {
-            Vec joined = _mm512_castps128_ps512(_mm_loadu_ps(rows[row] + start + column));
-            joined = _mm512_insertf32x4(joined, _mm_loadu_ps(rows[row + 4] + start + column), 1);
-            joined = _mm512_insertf32x4(joined, _mm_loadu_ps(rows[row + 8] + start + column), 2);
-            quarter[row] = _mm512_insertf32x4(joined, _mm_loadu_ps(rows[row + 12] + start + column), 3);
-        }
-        const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(quarter[0], quarter[1]));
-        const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(quarter[2], quarter[3]));
-        const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(quarter[0], quarter[1]));
-        const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(quarter[2], quarter[3]));
-        store(to + (column + 0) * stride, _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23)));
-        store(to + (column + 1) * stride, _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23)));
-        store(to + (column + 2) * stride, _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23)));
-        store(to + (column + 3) * stride, _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23)));
-    }
 }
 
 }  // namespace octavo::avx512

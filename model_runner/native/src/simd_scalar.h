@@ -1,36 +1,20 @@
-// Plain C++ for any CPU, in the compiler's own vectors of 4 lanes; on ARM these are NEON registers.
+// Plain C++ for any CPU, in the compiler's own vectors of 4 lanes.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
 #include "numbers.h"
 
-#if defined(__aarch64__)
-#define OCTAVO_SCALAR neon
-#else
-#define OCTAVO_SCALAR scalar
-#endif
-
-namespace octavo::OCTAVO_SCALAR {
+namespace octavo::scalar {
 
 using Vec = float __attribute__((vector_size(16)));
 using Bits = uint32_t __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
-#if defined(__aarch64__)
-constexpr int kRegisters = 32;
-constexpr int kPanelVecs = 3;
-constexpr int kMaxRows = 8;
-#else
 constexpr int kRegisters = 16;
 constexpr int kPanelVecs = 2;
 constexpr int kMaxRows = 6;
-#endif
 
 inline Vec load(const float* from) {
     Vec value;
@@ -39,13 +23,7 @@ inline Vec load(const float* from) {
 }
 inline void store(float* to, Vec value) { std::memcpy(to, &value, sizeof value); }
 inline Vec all(float value) { return Vec{value, value, value, value}; }
-inline Vec fma(Vec a, Vec b, Vec c) {
-#if defined(__aarch64__)
-    return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
-#else
-    return a * b + c;
-#endif
-}
+inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec add(Vec a, Vec b) { return a + b; }
 inline Vec sub(Vec a, Vec b) { return a - b; }
 inline Vec mul(Vec a, Vec b) { return a * b; }
@@ -81,6 +59,7 @@ inline Bits load_bits(const uint32_t* from) {
     std::memcpy(&bits, from, sizeof bits);
     return bits;
 }
+inline Vec as_floats(Bits bits) { return (Vec)bits; }
 inline Vec low_bf16(Bits pair) { return (Vec)(pair << 16); }
 inline Vec high_bf16(Bits pair) { return (Vec)(pair & 0xFFFF0000u); }
 inline Vec load_bf16(const uint16_t* from) { return low_bf16(Bits{from[0], from[1], from[2], from[3]}); }
@@ -97,11 +76,4 @@ inline Vec half_byte(Bits bits) {
     return Vec{float(part[0]), float(part[1]), float(part[2]), float(part[3])};
 }
 
-// to[column * stride + lane] = rows[lane][start + column], for kLanes columns.
-inline void transpose(const float* const* rows, int64_t start, float* to, int64_t stride) {
-    for (int column = 0; column < kLanes; ++column) {
-        for (int lane = 0; lane < kLanes; ++lane) to[column * stride + lane] = rows[lane][start + column];
-    }
-}
-
-}  // namespace octavo::OCTAVO_SCALAR
+}  // namespace octavo::scalar

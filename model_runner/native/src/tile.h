@@ -3,6 +3,12 @@
 
 #define OCTAVO_UNROLL _Pragma("GCC unroll 8")
 
+constexpr int64_t kLine = 64;  // bytes of a cache line
+
+inline void fetch(const void* line) { __builtin_prefetch(line, 0, 3); }
+// To the second cache, for what the first has no room for.
+inline void fetch_far(const void* line) { __builtin_prefetch(line, 0, 2); }
+
 // c[row, column] (+)= sum over k of a[row, k] * B[k, column]; continues: go on from what c has.
 // B says how many k it decodes at a time (kStep) and how many share scales (kGroup, 0 for none). Every sum is one chain
 // in the order of k: which tile shape computes an element does not change it.
@@ -78,21 +84,3 @@ struct FloatRows {
 
 inline Vec load_any(const float* from) { return load(from); }
 inline Vec load_any(const uint16_t* from) { return load_bf16(from); }
-
-// Rows of K/V wherever they lie.
-template <class T>
-struct ScatteredRows {
-    static constexpr int64_t kGroup = 0, kStep = 1;
-    const T* const* rows;
-    int64_t column;
-    template <int vecs>
-    using Scales = NoScales;
-    template <int vecs>
-    struct Chunk {
-        const T* row;
-        Chunk(const ScatteredRows& b, int64_t k) : row(b.rows[k] + b.column) {}
-        template <int>
-        Vec get(const NoScales&, int vec) const { return load_any(row + vec * kLanes); }
-    };
-    ScatteredRows from_column(int64_t start) const { return {rows, column + start}; }
-};

@@ -106,7 +106,7 @@ class FakeLink:
         self._to_client: list[tuple[float, int, pb.SessionResponse]] = []
         self._order = itertools.count()
         self._broken: LinkBroken | None = None
-        self._begun = False
+        self.received_at = 0.0
 
     @property
     def connected(self) -> bool:
@@ -126,7 +126,8 @@ class FakeLink:
             if self._broken is not None:
                 raise self._broken
             if self._to_client and self._to_client[0][0] <= clock.now:
-                return self._to_client.pop(0)[2]
+                self.received_at, _, response = self._to_client.pop(0)
+                return response
             arrivals = [queue[0][0] for queue in (self._to_server, self._to_client) if queue]
             if clock.now >= deadline:
                 return None

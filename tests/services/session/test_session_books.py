@@ -163,6 +163,52 @@ def test_an_answer_that_does_not_come_ends_the_session_and_the_next_one_restores
     assert list(runner.server.manager.pool("default").live["a"].blocks) == blocks
 
 
+def test_a_kv_manager_that_is_always_slow_admits_all_the_same() -> None:
+    """An admission takes 0.5 s. The waits are 0.2, 0.4 and 0.8 s; after a success they begin anew."""
+    runner = Runner()
+    runner.server.latency = 0.25
+
+    def tries(name: str) -> int:
+        for number in range(1, 10):
+            if runner.books.allocate(AllocationRequest(name, [1, 2, 3])) is not None:
+                return number
+            runner.flush(2, seconds=0.6)
+        raise AssertionError("nobody is admitted")
+
+    assert (tries("a"), tries("b")) == (3, 3)
+
+
+def test_what_a_failed_step_was_to_compute_is_not_reported_as_cached() -> None:
+    """Two equal prompts of one step, whose session breaks before it fails; the second relied on the first."""
+    runner = Runner()
+    for name in ("a", "b"):
+        admission = runner.books.allocate(AllocationRequest(name, list(range(10)), promised_tokens=10))
+        assert admission is not None
+    assert admission.cached_tokens == 8
+    runner.books._opened.give_up(LinkBroken("cut"))
+    runner.books.free([SequenceUpdate("a", [], 0), SequenceUpdate("b", [], 8)])
+    runner.flush(60)
+    pool = runner.server.manager.pool("default")
+    assert (pool.occupancy().held_blocks, pool.occupancy().cached_blocks) == (2, 0), "the lease alone"
+    assert pool.check().violations == ()
+
+
+def test_a_promise_outlives_the_session_that_it_was_made_in() -> None:
+    runner = Runner()
+    for name in ("a", "b"):
+        runner.books.allocate(AllocationRequest(name, list(range(10)), promised_tokens=10))
+    runner.books._opened.give_up(LinkBroken("cut"))
+    runner.flush(60)
+    pool = runner.server.manager.pool("default")
+    assert pool.lookup([*range(8), 9]).cached_tokens == 8
+    growth = runner.books.append([SequenceUpdate("a", [7], 10), SequenceUpdate("b", [7], 10)])
+    assert growth is not None
+    runner.books.free([SequenceUpdate("a", [], 10), SequenceUpdate("b", [], 10)])
+    runner.flush(3)
+    assert pool.occupancy().cached_blocks == 2
+    assert pool.check().violations == ()
+
+
 def test_the_lease_is_given_back_for_an_admission_that_needs_it() -> None:
     runner = Runner(lease=8)
     assert runner.books.status().lease_blocks == 8

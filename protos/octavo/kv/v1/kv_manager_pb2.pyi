@@ -621,7 +621,7 @@ class Holdings(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[HeldSequence, _Mapping]]] = ..., lease_block_ids: _Optional[bytes] = ..., cached: _Optional[_Iterable[_Union[CachedBlocks, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class HeldSequence(_message.Message):
-    __slots__ = ("sequence_id", "handle", "token_ids", "block_ids", "computed_tokens", "cached_tokens", "scope", "retention", "prompt_tokens")
+    __slots__ = ("sequence_id", "handle", "token_ids", "block_ids", "computed_tokens", "cached_tokens", "scope", "retention", "prompt_tokens", "promised_tokens")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -631,6 +631,7 @@ class HeldSequence(_message.Message):
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: str
     handle: int
     token_ids: bytes
@@ -640,7 +641,8 @@ class HeldSequence(_message.Message):
     scope: CacheScope
     retention: Retention
     prompt_tokens: int
-    def __init__(self, sequence_id: _Optional[str] = ..., handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    promised_tokens: int
+    def __init__(self, sequence_id: _Optional[str] = ..., handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., promised_tokens: _Optional[int] = ...) -> None: ...
 
 class CachedBlocks(_message.Message):
     __slots__ = ("scope", "block_ids", "parent_block_ids", "token_ids")
@@ -709,7 +711,7 @@ class EndOrder(_message.Message):
     def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., preempted: _Optional[bool] = ...) -> None: ...
 
 class AdmitOrder(_message.Message):
-    __slots__ = ("sequence_id", "handle", "token_ids", "scope", "headroom_blocks", "skip_cache_read", "resumed", "retention")
+    __slots__ = ("sequence_id", "handle", "token_ids", "scope", "headroom_blocks", "skip_cache_read", "resumed", "retention", "promised_tokens")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -718,6 +720,7 @@ class AdmitOrder(_message.Message):
     SKIP_CACHE_READ_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: str
     handle: int
     token_ids: bytes
@@ -726,7 +729,8 @@ class AdmitOrder(_message.Message):
     skip_cache_read: bool
     resumed: bool
     retention: Retention
-    def __init__(self, sequence_id: _Optional[str] = ..., handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., resumed: _Optional[bool] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+    promised_tokens: int
+    def __init__(self, sequence_id: _Optional[str] = ..., handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., resumed: _Optional[bool] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., promised_tokens: _Optional[int] = ...) -> None: ...
 
 class ForkOrder(_message.Message):
     __slots__ = ("parent_handle", "child_ids", "child_handles")

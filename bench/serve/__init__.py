@@ -1,0 +1,1 @@
+"""Octavo and other engines side by side on one machine: python -m bench.serve."""

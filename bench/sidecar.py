@@ -1,0 +1,34 @@
+"""A KV manager in a process of its own, on a Unix socket, for what is measured against it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def _serve(address: str) -> None:
+    import asyncio
+
+    from services.config import KvManagerSettings, load_settings
+    from services.kv_process import serve_kv_manager
+    from services.logging import configure_logging
+
+    configure_logging("warning", "console", service="kv-manager")
+    given = {"kv_address": address, "kv_metrics_address": "127.0.0.1:0"}
+    asyncio.run(serve_kv_manager(load_settings(KvManagerSettings, given)))
+
+
+@contextmanager
+def kv_manager() -> Iterator[str]:
+    """The address of a KV manager, which may not listen yet; it ends with the block."""
+    with tempfile.TemporaryDirectory() as directory:
+        address = f"unix:{directory}/kv.sock"
+        process = multiprocessing.get_context("spawn").Process(target=_serve, args=(address,))
+        process.start()
+        try:
+            yield address
+        finally:
+            process.terminate()
+            process.join()

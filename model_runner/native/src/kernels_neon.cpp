@@ -1,0 +1,19 @@
+#include "kernels.h"
+
+#if defined(__aarch64__)
+
+#include "simd_neon.h"
+
+#define OCTAVO_ISA neon
+#include "isa.h"
+
+const octavo::Kernels* octavo::neon_kernels() {
+    static constexpr Kernels kernels = neon::table("neon");
+    return &kernels;
+}
+
+#else
+
+const octavo::Kernels* octavo::neon_kernels() { return nullptr; }
+
+#endif

@@ -1,0 +1,202 @@
+"""One soak: the undisturbed run, the load with its faults, the end of all streams, and the proof."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from services.client import AsyncClient
+from services.soak.disturber import Disturber
+from services.soak.faults import Fault, fault_schedule
+from services.soak.load import MAX_TOKENS, PROMPTS
+from services.soak.proof import Answer, PoolEnd, count_ends, faults_of, pool_faults
+from services.soak.proxy import FaultyProxy
+from services.soak.stack import POLL_SECONDS, RunnerPlace, Stack
+from services.soak.users import Users
+
+RUNNERS = 2
+"""The last of them reaches the KV manager through the proxy."""
+END_SECONDS = 120.0
+"""After the load, before a stream counts as one that hangs."""
+SETTLE_SECONDS = 30.0
+"""For the last frees to arrive, once all streams have ended."""
+NARROW = 0.001
+"""In nats: closer candidates may change places by the order of a sum."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """seconds of load, with so many users for each runner."""
+
+    seed: int
+    seconds: float
+    users: int = 6
+
+    def faults(self) -> tuple[Fault, ...]:
+        """What will go wrong."""
+        return fault_schedule(self.seed, self.seconds, RUNNERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """found: what was wrong, a sentence each. ends: requests by how they ended. hits: disturbed messages by kind."""
+
+    found: tuple[str, ...]
+    ends: Mapping[str, int]
+    hits: Mapping[str, int]
+    tokens: int
+
+
+async def soak(plan: Plan, directory: Path, tell: Tell) -> Report:
+    """Runs it all with processes whose files are in `directory`. Raises StartupError when they don't start."""
+    proxy_address = f"unix:{directory}/proxy.sock"
+    stack = Stack(directory, [""] * (RUNNERS - 1) + [proxy_address])
+    proxy = FaultyProxy(proxy_address, stack.kv_address, Random(f"messages {plan.seed}"))
+    async with AsyncExitStack() as cleanup:
+        cleanup.push_async_callback(proxy.stop)
+        cleanup.push_async_callback(stack.stop)
+        await proxy.start()
+        stack.start_manager()
+        for number in range(RUNNERS):
+            stack.start_runner(number)
+        for number in range(RUNNERS):
+            await stack.until_serving(number)
+        tell("undisturbed run")
+        answers = await _answers(stack.places[0])
+        run = _Run(plan, stack, proxy, answers, tell)
+        return await run.work()
+
+
+class _Run:
+    """From the beginning of the load to the report."""
+
+    def __init__(self, plan: Plan, stack: Stack, proxy: FaultyProxy, answers: list[Answer], tell: Tell) -> None:
+        self._plan = plan
+        self._stack = stack
+        self._proxy = proxy
+        self._answers = answers
+        self._tell = tell
+        began = time.monotonic()
+        self._clock = lambda: time.monotonic() - began
+        self._users = Users(plan.seed, self._clock)
+        self._disturber = Disturber(stack, proxy, self._clock, tell)
+
+    async def work(self) -> Report:
+        """The load under faults, and the proof."""
+        ticker = asyncio.create_task(self._tick())
+        try:
+            await self._disturb()
+        finally:
+            ticker.cancel()
+        outcomes = self._users.outcomes
+        found = faults_of(outcomes, self._answers, self._disturber.outages) + self._disturber.found
+        self._tell("the proof")
+        for number in range(RUNNERS):
+            found += await self._look_at(number)
+        return Report(
+            tuple(found),
+            count_ends(outcomes),
+            {kind.value: count for kind, count in self._proxy.hits.items()},
+            sum(outcome.num_tokens for outcome in outcomes),
+        )
+
+    async def _disturb(self) -> None:
+        """The load and the faults, until all streams have ended or have to be given up."""
+        users = [
+            asyncio.create_task(self._users.work(user, number, place.address, self._plan.seconds))
+            for number, place in enumerate(self._stack.places)
+            for user in range(self._plan.users)
+        ]
+        try:
+            await self._disturber.work(self._plan.faults())
+            self._disturber.look_for_crashes()
+            await asyncio.wait(users, timeout=self._plan.seconds - self._clock() + END_SECONDS)
+        finally:
+            for user in users:
+                user.cancel()
+        ended = await asyncio.gather(*users, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _look_at(self, number: int) -> list[str]:
+        """What is wrong with a runner and its pool at the end."""
+        await self._stack.until_serving(number)
+        end = await self._pool_end(number)
+        deadline = self._clock() + SETTLE_SECONDS
+        while pool_faults(end) and self._clock() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+            end = await self._pool_end(number)
+        found = pool_faults(end)
+        again = await _answers(self._stack.places[number])
+        for prompt, (now, then) in enumerate(zip(again, self._answers, strict=True)):
+            if now.tokens[: then.sure] != then.tokens[: then.sure]:
+                found.append(f"runner {number} answers prompt {prompt} in another way than before the faults")
+        return found
+
+    async def _pool_end(self, number: int) -> PoolEnd:
+        place = self._stack.places[number]
+        pool = await self._stack.pool(number)
+        if pool is None:
+            return PoolEnd(place.pool, 0, 0, 0, 0, 0, 0, 0, 0, ("the KV manager does not know it",))
+        violations = await self._stack.check(number)
+        async with AsyncClient(place.address) as client:
+            requests = len(await client.requests())
+        occupancy = pool.occupancy
+        return PoolEnd(
+            place.pool,
+            usable=occupancy.usable_blocks,
+            free=occupancy.free_blocks,
+            cached=occupancy.cached_blocks,
+            held=occupancy.held_blocks,
+            leased=occupancy.leased_blocks,
+            sequences=occupancy.sequences,
+            requests=requests,
+            runner_lease=await asyncio.to_thread(_lease_of, place),
+            violations=violations,
+        )
+
+    async def _tick(self) -> None:
+        """A line a second."""
+        while True:
+            await asyncio.sleep(1.0)
+            outcomes = self._users.outcomes
+            ends = Counter(outcome.code or "ended" for outcome in outcomes if outcome.ended is not None)
+            open_streams = sum(outcome.ended is None for outcome in outcomes)
+            tokens = sum(outcome.num_tokens for outcome in outcomes)
+            told = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
+            self._tell(f"{open_streams} streams open; {told}; {tokens} tokens")
+
+
+async def _answers(place: RunnerPlace) -> list[Answer]:
+    """What a runner answers to all prompts while nothing disturbs it."""
+    async with AsyncClient(place.address) as client:
+        return list(await asyncio.gather(*(_answer(client, prompt) for prompt in PROMPTS)))
+
+
+async def _answer(client: AsyncClient, prompt: str) -> Answer:
+    tokens: list[int] = []
+    sure: int | None = None
+    async for chunk in client.generate(prompt, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=2):
+        tokens += chunk.token_ids
+        for place, position in enumerate(chunk.logprobs, len(tokens) - len(chunk.token_ids)):
+            if sure is None and position.top[0][1] - position.top[1][1] < NARROW:
+                sure = place
+    return Answer(tuple(tokens), len(tokens) if sure is None else sure)
+
+
+def _lease_of(place: RunnerPlace) -> int:
+    """The spare blocks that a runner says it has."""
+    with urllib.request.urlopen(f"http://{place.metrics}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    line = next(each for each in text.splitlines() if each.startswith("octavo_kv_lease_blocks "))
+    return int(float(line.split()[1]))
