@@ -200,6 +200,7 @@ def _figures(case: Case, pairs: list[dict[str, Meter]]) -> dict[str, float]:
         meter = totals[side]
         figures |= {
             f"tokens_per_second_{name}_{which}": case.streams * meter.steps / meter.wall,
+            f"step_p50_{name}_{which}_ms": 1000 * _quantile(meter.cycles, 0.5),
             f"engine_cpu_{name}_{which}_ms": 1000 * meter.thread / meter.steps,
             f"process_cpu_{name}_{which}_ms": 1000 * meter.process / meter.steps,
             f"books_p50_{name}_{which}_ms": 1000 * _quantile(meter.books, 0.5),

@@ -13,13 +13,15 @@ PATIENCE_SECONDS = 600
 class Meter:
     """What the turns of one engine took, in seconds: by the clock, of its own thread, and of the whole process.
 
-    books: of each step, what the books' verbs took. waits: of each step that waited for an answer, how long.
+    cycles: of each step, from its beginning to that of the next one, by the clock. books: what the books' verbs took in
+    it. waits: of each step that waited for an answer, how long.
     """
 
     steps: int = 0
     wall: float = 0.0
     thread: float = 0.0
     process: float = 0.0
+    cycles: list[float] = field(default_factory=list)
     books: list[float] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
 
@@ -29,6 +31,7 @@ class Meter:
             self.wall + other.wall,
             self.thread + other.thread,
             self.process + other.process,
+            self.cycles + other.cycles,
             self.books + other.books,
             self.waits + other.waits,
         )
@@ -49,6 +52,7 @@ class Turns:
         self._come: set[str] = set()
         self._changed = threading.Condition()
         self._started = (0.0, 0.0, 0.0)
+        self._stepped = 0.0
 
     def is_on(self, side: str) -> bool:
         """Whether it is this side's turn, and has begun."""
@@ -58,6 +62,8 @@ class Turns:
         """Called by a side's thread at the beginning of each of its steps; returns when the step may run."""
         if self.is_on(side):
             self._left -= 1
+            began, self._stepped = self._stepped, time.perf_counter()
+            self.meters[side].cycles.append(self._stepped - began)
             if self._left:
                 return
             self._end(side)
@@ -69,6 +75,7 @@ class Turns:
             if self._current() == side:
                 self._left = self._steps
                 self._started = _now()
+                self._stepped = self._started[0]
 
     def wait(self) -> None:
         """Returns when all turns are over."""

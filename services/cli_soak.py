@@ -51,9 +51,12 @@ def _soak(plan: Plan, keep: Path | None) -> None:
 
 def _tell(console: Console, plan: Plan, report: Report) -> None:
     """The summary; when something was wrong, what, and how to repeat it."""
-    ends = ", ".join(f"{count} {end}" for end, count in sorted(report.ends.items()))
-    hits = ", ".join(f"{kind}: {count}" for kind, count in sorted(report.hits.items()))
+    ends, hits, counts = (
+        ", ".join(f"{what}: {count}" for what, count in sorted(each.items()))
+        for each in (report.ends, report.hits, report.counts)
+    )
     console.print(f"{sum(report.ends.values())} requests: {ends}; {report.tokens} tokens", markup=False, soft_wrap=True)
+    console.print(f"the runners, since they were started last: {counts}", markup=False, soft_wrap=True)
     console.print(f"{len(plan.faults())} faults; {hits or 'no message was disturbed'}", markup=False, soft_wrap=True)
     if not report.found:
         console.print("[green]all answers are right, the books are right, nothing is held[/green]")

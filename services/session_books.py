@@ -141,7 +141,8 @@ class SessionBooks:
         session = self._session
         session.pump()
         session.mirror.step(asks=not session.is_late)
-        session.send()
+        if session.mirror.is_time_to_speak:
+            session.send()
         if self._waited:
             self._watch.on_wait(self._waited)
             self._waited = 0.0

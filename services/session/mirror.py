@@ -20,7 +20,9 @@ from services.session.held import Held, Refused
 from services.session.orders import OrderBook
 
 AHEAD_STEPS = 2
-"""Room is asked for so many steps before a sequence can need it."""
+"""Room is asked for so many steps before a sequence can need it, or sooner."""
+PACE_STEPS = 2
+"""What does not press is said in every second step: a message costs either side more than what is in it."""
 
 
 class BrokenMirror(Exception):
@@ -212,6 +214,11 @@ class Mirror:
         return bool(self.live or self.lease or self.cached.blocks)
 
     @property
+    def is_time_to_speak(self) -> bool:
+        """Whether this step should say what there is to say; what was computed can wait for the next one."""
+        return self.orders.presses or bool(self._returned) or self._steps % PACE_STEPS == 0
+
+    @property
     def has_orders(self) -> bool:
         return not self.orders.empty or bool(self._returned)
 
@@ -287,7 +294,9 @@ class Mirror:
         """
         soonest = 1 if held.told - held.computed <= 1 else 2
         room = len(held.blocks) * self.block_size
-        held.due = self._steps + max(soonest, room + 1 - held.told + 1 - AHEAD_STEPS)
+        due = self._steps + max(soonest, room + 1 - held.told + 1 - AHEAD_STEPS)
+        sooner = due - due % PACE_STEPS
+        held.due = sooner if sooner >= self._steps + soonest else due
         self._due.setdefault(held.due, []).append(held)
 
     def _enter(self, held: Held) -> None:

@@ -29,6 +29,11 @@ class OrderBook:
     def empty(self) -> bool:
         return not (self._orders or self._news or self._askers or self._admits)
 
+    @property
+    def presses(self) -> bool:
+        """Whether there is more than news of what was computed and told."""
+        return bool(self._orders or self._askers or self._admits)
+
     def clear(self) -> None:
         """Forgets what is said otherwise."""
         self._orders, self._news, self._askers, self._admits = [], {}, {}, []

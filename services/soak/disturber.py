@@ -86,8 +86,10 @@ class Disturber:
         await self._until_whole(fault.runner)
         await asyncio.sleep(fault.seconds)
         self.stack.start_runner(fault.runner)
-        await self.stack.until_serving(fault.runner)
-        self.outages.append(Outage(fault.runner, began, self.clock()))
+        try:
+            await self.stack.until_serving(fault.runner)
+        finally:
+            self.outages.append(Outage(fault.runner, began, self.clock()))
 
     async def _until_whole(self, runner: int) -> None:
         """Until nothing of a dead runner is held; while the KV manager is not there, nothing is."""

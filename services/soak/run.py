@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 
 from services.client import AsyncClient
+from services.errors import StartupError
 from services.soak.disturber import Disturber
 from services.soak.faults import Fault, fault_schedule
 from services.soak.load import MAX_TOKENS, PROMPTS
@@ -29,6 +30,13 @@ SETTLE_SECONDS = 30.0
 """For the last frees to arrive, once all streams have ended."""
 NARROW = 0.001
 """In nats: closer candidates may change places by the order of a sum."""
+COUNTS = {
+    "preemptions": "octavo_runner_preemptions_total",
+    "restores": "octavo_kv_session_restores_total",
+    "resends": "octavo_kv_session_resends_total",
+    "blocks of the lease taken": "octavo_kv_lease_taken_blocks_total",
+}
+"""What runners count, and the names of their metrics for it."""
 
 Tell = Callable[[str], None]
 
@@ -48,16 +56,20 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """found: what was wrong, a sentence each. ends: requests by how they ended. hits: disturbed messages by kind."""
+    """found: what was wrong, a sentence each. ends: requests by how they ended. hits: disturbed messages by kind.
+
+    counts: what the runners count, by name, since each was started last.
+    """
 
     found: tuple[str, ...]
     ends: Mapping[str, int]
     hits: Mapping[str, int]
+    counts: Mapping[str, int]
     tokens: int
 
 
 async def soak(plan: Plan, directory: Path, tell: Tell) -> Report:
-    """Runs it all with processes whose files are in `directory`. Raises StartupError when they don't start."""
+    """Runs it all with processes whose files are in `directory`. Raises StartupError when they don't start at all."""
     proxy_address = f"unix:{directory}/proxy.sock"
     stack = Stack(directory, [""] * (RUNNERS - 1) + [proxy_address])
     proxy = FaultyProxy(proxy_address, stack.kv_address, Random(f"messages {plan.seed}"))
@@ -89,12 +101,15 @@ class _Run:
         self._clock = lambda: time.monotonic() - began
         self._users = Users(plan.seed, self._clock)
         self._disturber = Disturber(stack, proxy, self._clock, tell)
+        self._counts: Counter[str] = Counter()
 
     async def work(self) -> Report:
         """The load under faults, and the proof."""
         ticker = asyncio.create_task(self._tick())
         try:
             await self._disturb()
+        except StartupError as error:
+            self._disturber.found.append(str(error))
         finally:
             ticker.cancel()
         outcomes = self._users.outcomes
@@ -106,6 +121,7 @@ class _Run:
             tuple(found),
             count_ends(outcomes),
             {kind.value: count for kind, count in self._proxy.hits.items()},
+            self._counts,
             sum(outcome.num_tokens for outcome in outcomes),
         )
 
@@ -130,13 +146,18 @@ class _Run:
 
     async def _look_at(self, number: int) -> list[str]:
         """What is wrong with a runner and its pool at the end."""
-        await self._stack.until_serving(number)
+        try:
+            await self._stack.until_serving(number)
+        except StartupError as error:
+            return [str(error)]
         end = await self._pool_end(number)
         deadline = self._clock() + SETTLE_SECONDS
         while pool_faults(end) and self._clock() < deadline:
             await asyncio.sleep(POLL_SECONDS)
             end = await self._pool_end(number)
         found = pool_faults(end)
+        samples = await asyncio.to_thread(_samples, self._stack.places[number])
+        self._counts.update({name: int(samples[metric]) for name, metric in COUNTS.items()})
         again = await _answers(self._stack.places[number])
         for prompt, (now, then) in enumerate(zip(again, self._answers, strict=True)):
             if now.tokens[: then.sure] != then.tokens[: then.sure]:
@@ -161,7 +182,7 @@ class _Run:
             leased=occupancy.leased_blocks,
             sequences=occupancy.sequences,
             requests=requests,
-            runner_lease=await asyncio.to_thread(_lease_of, place),
+            runner_lease=int((await asyncio.to_thread(_samples, place))["octavo_kv_lease_blocks"]),
             violations=violations,
         )
 
@@ -194,9 +215,9 @@ async def _answer(client: AsyncClient, prompt: str) -> Answer:
     return Answer(tuple(tokens), len(tokens) if sure is None else sure)
 
 
-def _lease_of(place: RunnerPlace) -> int:
-    """The spare blocks that a runner says it has."""
+def _samples(place: RunnerPlace) -> dict[str, float]:
+    """A runner's metrics, as far as they have no labels."""
     with urllib.request.urlopen(f"http://{place.metrics}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
-    line = next(each for each in text.splitlines() if each.startswith("octavo_kv_lease_blocks "))
-    return int(float(line.split()[1]))
+        lines = answer.read().decode().splitlines()
+    pairs = (line.split(" ") for line in lines if line[:1] != "#" and "{" not in line)
+    return {name: float(value) for name, value in pairs}

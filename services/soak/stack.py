@@ -28,8 +28,8 @@ START_SECONDS = 180.0
 POLL_SECONDS = 0.1
 CALL_SECONDS = 5.0
 STOP_SECONDS = 20.0
-NUM_BLOCKS = 120
-"""Of a pool: so few that sequences are preempted and cached blocks given up."""
+NUM_BLOCKS = (24, 120)
+"""Of the pools in turn: so few that sequences are preempted, and so few that cached blocks are given up."""
 
 
 @dataclass(slots=True)
@@ -102,10 +102,11 @@ class Stack:
     def start_runner(self, number: int) -> None:
         """Starts a runner in the place of the last one of that number."""
         place = self.places[number]
+        blocks = NUM_BLOCKS[number % len(NUM_BLOCKS)]
         child = self._start(
             "model-runner",
             *("--kv-address", place.kv_address, "--runner-address", place.address, "--pool", place.pool),
-            *("--runner-metrics-address", place.metrics, "--num-blocks", str(NUM_BLOCKS), "--num-threads", "1"),
+            *("--runner-metrics-address", place.metrics, "--num-blocks", str(blocks), "--num-threads", "1"),
         )
         self.runners[number : number + 1] = [child]
 
@@ -137,7 +138,10 @@ class Stack:
         async with open_aio_channel(self.kv_address) as channel:
             stub = kv_manager_pb2_grpc.KvManagerServiceStub(channel)
             request = pb.CheckRequest(pool_id=self.places[number].pool)
-            return tuple((await stub.Check(request, timeout=10 * CALL_SECONDS)).violations)
+            try:
+                return tuple((await stub.Check(request, timeout=10 * CALL_SECONDS)).violations)
+            except grpc.aio.AioRpcError as error:
+                return (f"check() failed: {error.details()}",)
 
     async def stop(self) -> None:
         """Ends all processes, the runners first."""

@@ -28,6 +28,9 @@ def test_sides_run_by_turns():
         thread.join()
     assert "".join(ran) == "aabbbbaa"
     assert [turns.meters[side].steps for side in "ab"] == [4, 4]
+    for meter in turns.meters.values():
+        assert len(meter.cycles) == 4
+        assert 0 < sum(meter.cycles) <= meter.wall
 
 
 @pytest.mark.parametrize("sleeps", [False, True])

@@ -15,6 +15,7 @@ from model_runner.books import (
 )
 from services.session.limits import SessionLimits
 from services.session.link import LinkBroken
+from services.session.mirror import PACE_STEPS
 from services.session.session import SessionState
 from services.session_books import SessionBooks
 from tests.services.session.bad_channel import FakeClock, FakeServer
@@ -36,7 +37,8 @@ class Waits(list):
 class Runner:
     """Books that are open at a fake KV manager."""
 
-    def __init__(self, server: FakeServer | None = None, lease: int = 2) -> None:
+    def __init__(self, server: FakeServer | None = None, lease: int = 2, facts: PoolFacts = FACTS) -> None:
+        self._facts = facts
         self.server = server or FakeServer(FakeClock())
         self.clock = self.server.clock
         self.waits = Waits()
@@ -48,7 +50,7 @@ class Runner:
     def until_open(self) -> None:
         for _ in range(100):
             try:
-                self.books.open(FACTS)
+                self.books.open(self._facts)
                 return
             except BooksUnreachable:
                 self.clock.now += 0.25
@@ -154,7 +156,7 @@ def test_an_answer_that_does_not_come_ends_the_session_and_the_next_one_restores
     blocks = admit(runner, "a", 6)
     runner.server.stop()
     runner.books.append([SequenceUpdate("a", [], 6)])
-    runner.flush()
+    runner.flush(PACE_STEPS)
     runner.clock.now += LIMITS.answer + 0.1
     runner.flush()
     assert "not answered for 3 s" in runner.books.away
@@ -207,6 +209,42 @@ def test_a_promise_outlives_the_session_that_it_was_made_in() -> None:
     runner.flush(3)
     assert pool.occupancy().cached_blocks == 2
     assert pool.check().violations == ()
+
+
+def test_decode_speaks_in_every_second_step_and_never_waits() -> None:
+    size, steps = 16, 96
+    runner = Runner(lease=16, facts=PoolFacts(400, size, bytes_per_block=0, model_fingerprint="m"))
+    lengths = {f"s{number}": size + 1 + number for number in range(size)}
+    for name, length in lengths.items():
+        admit(runner, name, length)
+    told = dict(lengths)
+    runner.flush(PACE_STEPS)
+    runner.waits.clear()
+    said = runner.server.counts.steps
+    for step in range(1, steps + 1):
+        # As the engine does: a sequence tells its news when it has filled a block.
+        now = {name: length + step for name, length in lengths.items() if (length + step - 1) % size == 0}
+        news = [SequenceUpdate(name, [7] * (tokens - told[name]), tokens - 1) for name, tokens in now.items()]
+        if news:
+            assert runner.books.append(news).stalled == frozenset()
+        told |= now
+        runner.flush()
+    assert runner.server.counts.steps - said == steps / PACE_STEPS
+    assert runner.waits == []
+    # The lease served the one whose prompt ends with its block.
+    assert runner.books.status().taken_blocks == 1
+    assert runner.server.manager.pool("default").check().violations == ()
+
+
+def test_an_end_is_said_at_once() -> None:
+    for steps in range(PACE_STEPS):
+        runner = Runner()
+        admit(runner, "a", 6)
+        runner.flush(1 + steps)
+        runner.books.free([SequenceUpdate("a", [], 6)])
+        runner.clock.now += 0.01
+        runner.books.flush()
+        assert "a" not in runner.server.manager.pool("default").live
 
 
 def test_the_lease_is_given_back_for_an_admission_that_needs_it() -> None:
