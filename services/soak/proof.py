@@ -103,9 +103,8 @@ def _faults(outcome: Outcome, answers: Sequence[Answer], outages: Sequence[Outag
     yield from _wrong_tokens(outcome, answers[outcome.request.prompt])
     if outcome.code:
         if not _is_excused(outcome, outcome.ended, outages):
-            yield f"ended with {outcome.code} ({outcome.reason or 'no reason'}) after {outcome.num_tokens} tokens: " + (
-                outcome.sentence
-            )
+            when = f"{outcome.num_tokens} tokens, from {outcome.started:.1f} to {outcome.ended:.1f} s"
+            yield f"ended with {outcome.code} ({outcome.reason or 'no reason'}) after {when}: {outcome.sentence}"
         return
     yield from _wrong_ends(outcome)
 

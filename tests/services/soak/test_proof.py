@@ -108,7 +108,7 @@ def test_a_dropped_stream_needs_no_end():
 def test_a_deadline():
     assert found(failed("DEADLINE_EXCEEDED", "", 100, ending=Ending.DEADLINE, seconds=1.0)) == []
     assert found(failed("DEADLINE_EXCEEDED", "", 100)) == [
-        "r0u1-1: ended with DEADLINE_EXCEEDED (no reason) after 1 tokens: The sentence."
+        "r0u1-1: ended with DEADLINE_EXCEEDED (no reason) after 1 tokens, from 1.0 to 2.0 s: The sentence."
     ]
 
 
