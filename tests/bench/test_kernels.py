@@ -1,4 +1,4 @@
-"""The kernel bench runs whole in small, says what it says it does, and takes the best of turns that alternate."""
+"""The kernel bench runs in small and says a figure for each matrix, form and type of K/V. (bench.turns has its own tests.)"""
 
 from __future__ import annotations
 
@@ -13,35 +13,21 @@ from model_runner import native
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels are not built here")
 
-
-def test_the_best_turn_counts_and_ways_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
-    took = iter([5.0, 1.0, 3.0, 4.0, 2.0, 6.0])
-    now, turns = 0.0, []
-
-    def way(name: str) -> None:
-        nonlocal now
-        turns.append(name)
-        if len(turns) > 2:
-            now += next(took)
-
-    monkeypatch.setattr(kernels, "perf_counter", lambda: now)
-    best = kernels.best({"one": lambda: way("one"), "other": lambda: way("other")}, 3)
-    assert turns == ["one", "other"] * 4  # The first two warm up.
-    assert best == {"one": 2.0, "other": 1.0}
+GIVEN = ["kernels", "--threads", "1", "--seconds", "0.01", "--rows", "1", "--parts", "products", "attention"]
 
 
-def test_everything_is_measured_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(kernels, "READ_FLOATS", 1 << 20)
-    monkeypatch.setattr(kernels, "PEAK_TURNS", 20_000)
+def test_products_and_attention(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
-    monkeypatch.setattr(sys, "argv", ["kernels", "--threads", "1", "--turns", "1", "--rows", "1", "--forms", "auto"])
+    monkeypatch.setattr(sys, "argv", GIVEN)
     try:
         kernels.main()
     finally:
         torch.set_num_threads(threads)
         native.need_library().set_threads(threads)
     lines = capsys.readouterr().out.splitlines()
-    matrices = [line.split()[1] for line in lines if re.match(r" +1 ", line)]
-    assert matrices == ["qkv", "gate_up", "down"]
-    assert len([line for line in lines if line.startswith("attention ") and "paged / contiguous" in line]) == 2
-    assert len([line for line in lines if re.match(r"step of .*auto [\d.]+ ms, torch [\d.]+ ms", line)]) == 5
+    products = [line.split() for line in lines if re.match(r" +1 ", line)]
+    assert [row[1] for row in products] == ["qkv", "output", "gate_up", "down"]
+    # A share for torch, and for each of four forms a share and how many times as fast.
+    assert [sum(word.endswith("%") for word in row) for row in products] == [5] * 4
+    kinds = [line.split(":")[0] for line in lines if "of the read bandwidth" in line]
+    assert kinds == ["float32", "bfloat16"]
