@@ -1,4 +1,4 @@
-"""The kernel bench runs in small and says a figure for each matrix, form and type of K/V; bench.turns is tested elsewhere."""
+"""The kernel bench runs in small and says a figure for each matrix, form and type of K/V."""
 
 from __future__ import annotations
 
