@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 
+from kvmanager.errors import BrokenBooks
+
 
 class Run:
     """`blocks` follow each other in a chain from index `depth` on; none is in two runs. Owned by its policy.
@@ -75,11 +77,16 @@ class Runs:
             self._unused.append(run.number)
 
     def cover(self, blocks: list[int]) -> list[Run]:
-        """The runs that `blocks`, a part of a chain, consist of; a run that goes on beyond is cut."""
+        """The runs that `blocks`, a part of a chain, consist of; a run that goes on beyond is cut.
+
+        Raises BrokenBooks for a block that has no content.
+        """
         runs: list[Run] = []
         place = 0
         while place < len(blocks):
             run = self.of(blocks[place])
+            if not run.blocks:
+                raise BrokenBooks(f"block {blocks[place]} is used and has been given up", block=blocks[place])
             there = blocks[place : place + len(run.blocks)]
             if run.blocks != there:
                 run = self._cut_out(run, there)

@@ -7,7 +7,8 @@ import pytest
 from bench.cache_sim import hits
 from kvmanager import Pool, pool
 from kvmanager.adaptive import AdaptiveEviction
-from kvmanager.errors import KvError
+from kvmanager.errors import BrokenBooks, KvError
+from kvmanager.runs import Run, Runs
 from kvmanager.types import Append, CacheScope, PoolSpec, Retention
 from tests.kvmanager.blockwise_eviction import BlockwiseEviction
 
@@ -123,3 +124,13 @@ def test_so_it_is_where_much_is_learned(capacity: int) -> None:
     sample = {capacity: hits(AdaptiveEviction(capacity + 2), capacity, trace)}
     assert sample == {capacity: hits(BlockwiseEviction(capacity + 2), capacity, trace)}
     assert sample[capacity] > 1_000
+
+
+def test_a_use_of_blocks_that_were_given_up_is_a_fault_of_the_books_and_ends() -> None:
+    runs = Runs(8)
+    run = Run([3, 4], 0)
+    runs.add(run)
+    assert runs.cover([3, 4]) == [run]
+    runs.shorten(run, 2)
+    with pytest.raises(BrokenBooks, match="block 3 is used and has been given up"):
+        runs.cover([3, 4])
