@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import statistics
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +26,9 @@ import torch
 import typer
 
 from bench.sidecar import kv_manager
+from bench.sleeping import SleepingExecutor
 from bench.split_turns import Meter, Turns
+from bench.turns import quantile
 from kvmanager.manager import KvManager
 from model_runner.attention import create_backend
 from model_runner.batch import BatchEntry
@@ -80,19 +81,6 @@ class Case:
 
 CASES = (Case("16", 16), Case("64", 64), Case("sleep_256", 256, sleeps=True))
 QUICK_CASES = (Case("16", 2), Case("64", 3), Case("sleep_256", 4, sleeps=True))
-
-
-class SleepingExecutor:
-    """A model that takes 5 ms, whatever it is given, and then says one and the same token."""
-
-    def __init__(self, streams: int) -> None:
-        self._logits = torch.zeros(streams, 64)
-        self._logits[:, 40] = 1.0
-
-    def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> torch.Tensor:
-        """float32 logits [entries that want them, 64]."""
-        time.sleep(SLEEP_SECONDS)
-        return self._logits[: sum(entry.wants_logits for entry in entries)]
 
 
 class _Side(SilentObserver, SilentWatch):
@@ -200,24 +188,19 @@ def _figures(case: Case, pairs: list[dict[str, Meter]]) -> dict[str, float]:
         meter = totals[side]
         figures |= {
             f"tokens_per_second_{name}_{which}": case.streams * meter.steps / meter.wall,
-            f"step_p50_{name}_{which}_ms": 1000 * _quantile(meter.cycles, 0.5),
+            f"step_p50_{name}_{which}_ms": 1000 * quantile(meter.cycles, 0.5),
             f"engine_cpu_{name}_{which}_ms": 1000 * meter.thread / meter.steps,
             f"process_cpu_{name}_{which}_ms": 1000 * meter.process / meter.steps,
-            f"books_p50_{name}_{which}_ms": 1000 * _quantile(meter.books, 0.5),
-            f"books_p99_{name}_{which}_ms": 1000 * _quantile(meter.books, 0.99),
+            f"books_p50_{name}_{which}_ms": 1000 * quantile(meter.books, 0.5),
+            f"books_p99_{name}_{which}_ms": 1000 * quantile(meter.books, 0.99),
         }
     figures[f"waited_share_{name}"] = len(totals["s"].waits) / totals["s"].steps
-    figures[f"wait_p99_{name}_ms"] = 1000 * _quantile(_all_waits(totals["s"]), 0.99)
+    figures[f"wait_p99_{name}_ms"] = 1000 * quantile(_all_waits(totals["s"]), 0.99)
     return figures
 
 
 def _all_waits(meter: Meter) -> list[float]:
     return meter.waits + [0.0] * (meter.steps - len(meter.waits))
-
-
-def _quantile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def _set_up(case: Case, num_tokens: int, model: Path | None) -> Setup:
@@ -244,7 +227,8 @@ def _lease(setup: Setup, case: Case) -> int:
 def _executors(setup: Setup, case: Case) -> tuple[Executor, Executor]:
     """One for each side; the real ones share the weights."""
     if case.sleeps:
-        return SleepingExecutor(case.streams), SleepingExecutor(case.streams)
+        sleeping = partial(SleepingExecutor, SLEEP_SECONDS, vocab_size=64, token_id=40)
+        return sleeping(), sleeping()
     backend = create_backend(setup.backend.name, setup.backend.shape)
     other = TorchExecutor(setup.loaded.model, backend, BLOCK_SIZE, setup.backend.shape.device)
     return setup.executor, other

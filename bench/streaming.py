@@ -27,6 +27,8 @@ import torch
 from octavo.runner.v1 import model_runner_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from bench.sidecar import kv_manager
+from bench.sleeping import SleepingExecutor
 from model_runner.batch import BatchEntry
 from model_runner.books import CopyOrder
 from model_runner.engine import Engine
@@ -58,19 +60,6 @@ class Sizes:
     tokens: int = 100
     rounds: int = 3
     text_tokens: int = 100_000
-
-
-class SleepingExecutor:
-    """A model that takes a fixed time, in which other threads run, and draws token 1."""
-
-    def __init__(self, seconds: float, vocab_size: int) -> None:
-        self._seconds = seconds
-        self._row = torch.zeros(vocab_size)
-        self._row[1] = 1.0
-
-    def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> torch.Tensor:
-        time.sleep(self._seconds)
-        return self._row.expand(sum(entry.wants_logits for entry in entries), -1)
 
 
 @dataclass(slots=True)
@@ -249,8 +238,8 @@ async def run(given: argparse.Namespace, sizes: Sizes) -> None:
     setup = served_setup(given.model, sizes.text_tokens)
     executor: Executor = setup.executor
     if given.model == "sleep":
-        executor = SleepingExecutor(given.step_ms / 1e3, setup.limits.vocab_size)
-    with tempfile.TemporaryDirectory() as directory, kv_manager(directory) as kv_address:
+        executor = SleepingExecutor(given.step_ms / 1e3, setup.limits.vocab_size, token_id=1)
+    with tempfile.TemporaryDirectory() as directory, kv_manager() as kv_address:
         bench = Bench(setup, executor, kv_address, sizes)
         async with bench.service(Path(directory)) as address:
             clients, other = Peer(address), Peer(address)
@@ -291,19 +280,6 @@ async def gaps(bench: Bench, clients: Peer, other: Peer, setup: Setup, sizes: Si
                 f"before {before:.1f} ms, ratio {during / before:.2f}",
                 flush=True,
             )
-
-
-@contextmanager
-def kv_manager(directory: str) -> Iterator[str]:
-    """A KV manager in a process of its own; yields its address."""
-    address = f"unix:{directory}/kv.sock"
-    command = [sys.executable, "-m", "services.cli", "kv-manager", "--kv-address", address]
-    process = subprocess.Popen([*command, "--kv-metrics-address", "127.0.0.1:0"], stderr=subprocess.DEVNULL)
-    try:
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def main() -> None:

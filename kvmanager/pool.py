@@ -157,7 +157,7 @@ class Pool(Promises):
         sequence.chain.truncate(num_tokens)
         sequence.computed = min(sequence.computed, num_tokens)
         sequence.cached = min(sequence.cached, num_tokens)
-        self._forget_promise(sequence, num_tokens // self.spec.block_size)
+        self._limit_pins(sequence, num_tokens // self.spec.block_size)
         if num_tokens // self.spec.block_size <= sequence.publishable:
             sequence.publishable = self._publishable
         del sequence.blocks[kept:]
@@ -180,7 +180,7 @@ class Pool(Promises):
             self._commit(sequence, token_ids, computed)
             self._withdraw(sequence)
             if preempted:
-                self._forget_promise(sequence, 0)
+                self._limit_pins(sequence, 0)
             self._end(sequence)
         unknown = len({free.sequence_id for free in frees}) - len(known)
         self.totals.unknown_frees += unknown
@@ -324,13 +324,13 @@ class Pool(Promises):
         if retention.priority or sequence.pinned_blocks:
             until = self.clock() + retention.pin_seconds
             self.block_pool.retain(sequence.blocks, retention.priority, sequence.pinned_blocks, until)
-            self._forget_promise(sequence, 0)
+            self._limit_pins(sequence, 0)
         # Last block first, so that the beginning of a chain outlives its end in the cache.
         self.block_pool.release(sequence.blocks[::-1])
         self.table_entries -= len(sequence.blocks)
         del self.live[sequence.sequence_id]
 
-    def _forget_promise(self, sequence: Sequence, full_blocks: int) -> None:
+    def _limit_pins(self, sequence: Sequence, full_blocks: int) -> None:
         """A sequence pins no more than `full_blocks` blocks when it ends."""
         if sequence.pinned_blocks > full_blocks:
             self.promised_pins -= sequence.pinned_blocks - full_blocks

@@ -146,7 +146,7 @@ class RestorablePool(Pool):
         chain.adopt(above.names[:first])
         return chain, first
 
-    def _promise_of(self, sequence: HeldSequence) -> int:
+    def _pins_of(self, sequence: HeldSequence) -> int:
         """Blocks that a sequence will pin: those of its prompt, as long as half of the pool is enough for all."""
         if not sequence.retention.pin_seconds:
             return 0
@@ -167,7 +167,7 @@ class RestorablePool(Pool):
         pool.share(shared)
         blocks = list(held.block_ids)
         sequence = Sequence(held.sequence_id, caller, chain, blocks, 0, tenant, held.retention, self._publishable)
-        sequence.pinned_blocks = self._promise_of(held)
+        sequence.pinned_blocks = self._pins_of(held)
         self.promised_pins += sequence.pinned_blocks
         self.live[held.sequence_id] = sequence
         self.table_entries += len(blocks)

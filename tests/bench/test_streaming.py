@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bench import streaming
-from bench.streaming import FIRST_STEPS, SleepingExecutor, Stopwatch, longest_gap
+from bench.sleeping import SleepingExecutor
+from bench.streaming import FIRST_STEPS, Stopwatch, longest_gap
 from model_runner.batch import BatchEntry
 
 
@@ -23,7 +24,7 @@ def test_a_gap_counts_when_a_part_of_it_is_looked_at() -> None:
 
 
 def test_the_stopwatch_takes_steps_in_which_all_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Stopwatch(SleepingExecutor(0.0, 8), streams=2)
+    watch = Stopwatch(SleepingExecutor(0.0, 8, token_id=1), streams=2)
     seconds = iter(range(100))
     monkeypatch.setattr(streaming.time, "monotonic", lambda: 0.5 * next(seconds))
     for _ in range(FIRST_STEPS + 2 + FIRST_STEPS):
@@ -35,7 +36,7 @@ def test_the_stopwatch_takes_steps_in_which_all_decode(monkeypatch: pytest.Monke
 
 
 def test_the_sleeping_model_always_draws_the_same_token() -> None:
-    logits = SleepingExecutor(0.0, 8).execute([entry(1), BatchEntry([1], 0, [1], False), entry(2)], [])
+    logits = SleepingExecutor(0.0, 8, token_id=1).execute([entry(1), BatchEntry([1], 0, [1], False), entry(2)], [])
     assert logits.shape == (2, 8)
     assert logits.argmax(dim=1).tolist() == [1, 1]
     assert logits.dtype == torch.float32
