@@ -22,4 +22,4 @@ class SleepingExecutor:
     def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> torch.Tensor:
         """float32 logits [entries that want them, vocab_size]."""
         time.sleep(self._seconds)
-        return self._row.expand(sum(entry.wants_logits for entry in entries), -1)
+        return self._row.expand(sum(entry.num_logits for entry in entries), -1)

@@ -15,13 +15,13 @@ from torch import Tensor
 class BatchEntry:
     """The next tokens of one sequence: `token_ids` at positions `first_position` and on, with its block table.
 
-    wants_logits: whether the next token is to be sampled after the last of them.
+    num_logits: how many of them, the last ones, are to be followed by logits.
     """
 
     token_ids: Sequence[int]
     first_position: int
     block_table: Sequence[int]
-    wants_logits: bool
+    num_logits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def pack_batch(entries: Sequence[BatchEntry], block_size: int, device: torch.dev
     tables = _pack_tables(entries)
     slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
     lengths = firsts + counts
-    wanted = np.array([entry.wants_logits for entry in entries], dtype=bool)
+    wanted = np.array([entry.num_logits for entry in entries], dtype=np.int64)
     return StepBatch(
         token_ids=torch.from_numpy(_concatenate(entries, offsets[-1])).to(device),
         positions=torch.from_numpy(positions).to(device),
@@ -63,10 +63,17 @@ def pack_batch(entries: Sequence[BatchEntry], block_size: int, device: torch.dev
         query_offsets=torch.from_numpy(offsets.astype(np.int32)).to(device),
         sequence_lengths=torch.from_numpy(lengths.astype(np.int32)).to(device),
         block_tables=torch.from_numpy(tables).to(device),
-        logits_rows=torch.from_numpy(offsets[1:][wanted] - 1).to(device),
+        logits_rows=torch.from_numpy(_last_rows(offsets[1:], wanted)).to(device),
         query_lengths=tuple(counts.tolist()),
         lengths=tuple(lengths.tolist()),
     )
+
+
+def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The last `counts` rows before each of `ends`, ascending; both int64 [S]."""
+    before = np.repeat(ends - counts, counts)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return before + within
 
 
 def _concatenate(entries: Sequence[BatchEntry], total: int) -> np.ndarray:

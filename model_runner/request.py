@@ -32,8 +32,9 @@ class FinishReason(Enum):
 class SamplingParams:
     """How the next token is drawn. temperature 0: the most likely. top_k 0, top_p 1, min_p 0: no filter.
 
-    Filters apply in the order temperature, top_k, top_p, min_p. With a seed, the draw depends on nothing but the
-    seed, the position in the sequence and the logits.
+    First come the penalties and biases, then what may not be drawn is left out, and filters apply in the order
+    temperature, top_k, top_p, min_p. With a seed, the draw depends on nothing but the seed, the position in the
+    sequence and the logits. bad_words: the token ids of each. allowed_token_ids None: all.
     """
 
     temperature: float = 0.0
@@ -41,16 +42,66 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: frozenset[int] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """When a choice ends. max_tokens None: at the model's end or the longest sequence that fits."""
+    """When a choice ends. max_tokens None: at the model's end or the longest sequence that fits.
+
+    min_tokens: before so many, nothing ends it but max_tokens.
+    """
 
     max_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    include_stop_string: bool = False
+
+
+class EarlyStopping(Enum):
+    """When a beam search is done.
+
+    HEURISTIC: when the best beam that runs scores no better, at its present length, than the worst finished one. FIRST:
+    when `width` answers have finished. NEVER: when no beam that runs could beat the worst finished one.
+    """
+
+    HEURISTIC = "heuristic"
+    FIRST = "first"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Keeps the `width` likeliest answers. A score is the sum of log-probabilities over length ** length_penalty."""
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
+
+
+class StructureKind(Enum):
+    """How the form of an answer is described."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+    CHOICES = "choices"
+    JSON_OBJECT = "json_object"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """The form that every answer has: `texts` has the schema, expression or grammar, or the choices, or nothing."""
+
+    kind: StructureKind
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +135,12 @@ class GenerateRequest:
     cache_salt: str = ""
     retention: Retention = NO_RETENTION
     queue_priority: int = 0
+    prompt_logprobs: int | None = None
+    best_of: int = 0
+    beam_search: BeamSearch | None = None
+    structured_output: StructuredOutput | None = None
+    skip_cache_write: bool = False
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +163,16 @@ class Usage:
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The new tokens of one choice. `finish_reason` is set on a choice's last chunk, `usage` on the request's last."""
+    """The new tokens of one choice. `finish_reason` is set on a choice's last chunk, `usage` on the request's last.
+
+    prompt_logprobs: on the first chunk, of the prompt's tokens from the second on. score: of a beam search or best_of.
+    """
 
     request_id: str
     choice_index: int
@@ -121,6 +183,8 @@ class Chunk:
     stop_token_id: int | None = None
     stop_string: str | None = None
     usage: Usage | None = None
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from model_runner.batch import BatchEntry
 from model_runner.books import AllocationRequest, BlockGrant, SequenceUpdate
+from model_runner.constraint import Constraint
 from model_runner.detokenizer import Detokenizer
 from model_runner.request import FinishReason, GenerateRequest, RequestView, Usage
 
@@ -73,6 +74,7 @@ class Sequence:
     token_ids: list[int]
     seed: int
     detokenizer: Detokenizer
+    constraint: Constraint | None = None
     block_table: list[int] = field(default_factory=list)
     computed: int = 0
     told: int = 0
@@ -102,7 +104,7 @@ class Sequence:
             token_ids=self.token_ids[first : first + num_tokens],
             first_position=first,
             block_table=self.block_table,
-            wants_logits=num_tokens == self.pending,
+            num_logits=int(num_tokens == self.pending),
         )
 
     def allocation(self, headroom_blocks: int, promised_tokens: int) -> AllocationRequest:

@@ -8,7 +8,9 @@ from google.protobuf.duration_pb2 import Duration
 from octavo.runner.v1 import model_runner_pb2 as pb
 
 from model_runner.request import (
+    BeamSearch,
     Chunk,
+    EarlyStopping,
     FinishReason,
     GenerateRequest,
     PositionLogprobs,
@@ -16,6 +18,8 @@ from model_runner.request import (
     Retention,
     SamplingParams,
     StopConditions,
+    StructuredOutput,
+    StructureKind,
     Usage,
 )
 
@@ -25,6 +29,11 @@ _REASONS = {
     FinishReason.ABORT: pb.FINISH_REASON_ABORT,
 }
 _REASONS_BACK = {value: reason for reason, value in _REASONS.items()}
+_EARLY_STOPPING = {
+    pb.EARLY_STOPPING_UNSPECIFIED: EarlyStopping.HEURISTIC,
+    pb.EARLY_STOPPING_FIRST: EarlyStopping.FIRST,
+    pb.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+}
 _NANOS = 1_000_000_000
 
 
@@ -33,6 +42,7 @@ FIELD_PATHS = {
     **{name: f"sampling.{name}" for name in SamplingParams.__slots__},
     **{name: f"stop.{name}" for name in StopConditions.__slots__},
     **{name: f"retention.{name}" for name in Retention.__slots__},
+    **{name: f"beam_search.{name}" for name in BeamSearch.__slots__},
     "queue_priority": "priority",
 }
 """Where a field of the engine's request stands in the message, when it is not at the top under its own name."""
@@ -57,12 +67,21 @@ def read_request(message: pb.GenerateRequest, request_id: str, prompt_token_ids:
             top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
             min_p=sampling.min_p,
             seed=sampling.seed if sampling.HasField("seed") else None,
+            repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=tuple(sorted(sampling.logit_bias.items())),
+            allowed_token_ids=(
+                frozenset(sampling.allowed_token_ids.ids) if sampling.HasField("allowed_token_ids") else None
+            ),
         ),
         stop=StopConditions(
             max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
             stop_strings=tuple(stop.stop_strings),
             stop_token_ids=frozenset(stop.stop_token_ids),
             ignore_eos=stop.ignore_eos,
+            min_tokens=stop.min_tokens,
+            include_stop_string=stop.include_stop_string,
         ),
         num_choices=message.num_choices or 1,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
@@ -70,6 +89,12 @@ def read_request(message: pb.GenerateRequest, request_id: str, prompt_token_ids:
         cache_salt=message.cache_salt,
         retention=Retention(message.retention.priority, message.retention.pin_seconds),
         queue_priority=message.priority,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        best_of=message.best_of,
+        beam_search=_read_beam_search(message.beam_search) if message.HasField("beam_search") else None,
+        structured_output=_read_structure(message.structured_output),
+        skip_cache_write=message.skip_cache_write,
+        tenant=message.tenant,
     )
 
 
@@ -81,6 +106,8 @@ def write_chunk(chunk: Chunk) -> pb.GenerateResponse:
         token_ids=chunk.token_ids,
         text=chunk.text,
         logprobs=[_write_logprobs(position) for position in chunk.logprobs],
+        prompt_logprobs=[_write_logprobs(position) for position in chunk.prompt_logprobs],
+        score=chunk.score,
     )
     if chunk.finish_reason is not None:
         message.finish_reason = _REASONS[chunk.finish_reason]
@@ -106,6 +133,8 @@ def read_chunk(message: pb.GenerateResponse) -> Chunk:
         stop_token_id=message.stop_token_id if cause == "stop_token_id" else None,
         stop_string=message.stop_string if cause == "stop_string" else None,
         usage=_read_usage(message.usage) if message.HasField("usage") else None,
+        prompt_logprobs=tuple(_read_logprobs(position) for position in message.prompt_logprobs),
+        score=message.score if message.HasField("score") else None,
     )
 
 
@@ -119,6 +148,27 @@ def write_view(view: RequestView) -> pb.RequestInfo:
         age=_write_seconds(view.age_seconds),
         sequence_ids=view.sequence_ids,
     )
+
+
+def _read_beam_search(message: pb.BeamSearch) -> BeamSearch:
+    return BeamSearch(
+        width=message.width,
+        length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
+        # Proto3 enums are open: a number that this server does not know asks for nothing that it has.
+        early_stopping=_EARLY_STOPPING.get(message.early_stopping, EarlyStopping.HEURISTIC),
+    )
+
+
+def _read_structure(message: pb.StructuredOutput) -> StructuredOutput | None:
+    match message.WhichOneof("form"):
+        case None:
+            return None
+        case "json_object":
+            return StructuredOutput(StructureKind.JSON_OBJECT)
+        case "choices":
+            return StructuredOutput(StructureKind.CHOICES, tuple(message.choices.texts))
+        case form:
+            return StructuredOutput(StructureKind(form), (getattr(message, form),))
 
 
 def _write_logprobs(position: PositionLogprobs) -> pb.PositionLogprobs:
@@ -142,6 +192,8 @@ def _write_usage(usage: Usage) -> pb.Usage:
         queue_time=_write_seconds(usage.queue_seconds),
         prefill_time=_write_seconds(usage.prefill_seconds),
         decode_time=_write_seconds(usage.decode_seconds),
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
     )
 
 
@@ -154,6 +206,8 @@ def _read_usage(message: pb.Usage) -> Usage:
         queue_seconds=_read_seconds(message.queue_time),
         prefill_seconds=_read_seconds(message.prefill_time),
         decode_seconds=_read_seconds(message.decode_time),
+        drafted_tokens=message.drafted_tokens,
+        accepted_tokens=message.accepted_tokens,
     )
 
 

@@ -25,9 +25,9 @@ class TestByHand:
         """Blocks of 4 tokens. A chunk across a block boundary, a first token, and a chunk in the third block."""
         return pack(
             [
-                BatchEntry([11, 12, 13], 3, [7, 2], wants_logits=False),
-                BatchEntry([21], 0, [5], wants_logits=True),
-                BatchEntry([31, 32], 8, [1, 9, 3], wants_logits=True),
+                BatchEntry([11, 12, 13], 3, [7, 2], num_logits=0),
+                BatchEntry([21], 0, [5], num_logits=1),
+                BatchEntry([31, 32], 8, [1, 9, 3], num_logits=1),
             ]
         )
 
@@ -62,35 +62,35 @@ class TestByHand:
 
 class TestEdges:
     def test_nobody_wants_logits(self) -> None:
-        rows = pack([BatchEntry([1, 2], 0, [1], wants_logits=False)]).logits_rows
+        rows = pack([BatchEntry([1, 2], 0, [1], num_logits=0)]).logits_rows
         assert (rows.tolist(), rows.dtype) == ([], torch.int64)
 
     def test_one_token(self) -> None:
-        batch = pack([BatchEntry([9], 4, [3, 6], wants_logits=True)])
+        batch = pack([BatchEntry([9], 4, [3, 6], num_logits=1)])
         assert batch.slot_mapping.tolist() == [24]
         assert batch.query_offsets.tolist() == [0, 1]
         assert batch.logits_rows.tolist() == [0]
 
     def test_a_table_may_have_room_to_spare(self) -> None:
-        batch = pack([BatchEntry([1, 2], 3, [8, 6, 7], wants_logits=True)])
+        batch = pack([BatchEntry([1, 2], 3, [8, 6, 7], num_logits=1)])
         assert batch.slot_mapping.tolist() == [35, 24]
         assert batch.block_tables.tolist() == [[8, 6, 7]]
 
     def test_slots_beyond_32_bits(self) -> None:
         # 2,000,000,000 fits int32; its slots, from 2,000,000,000 x 64 on, don't.
-        batch = pack([BatchEntry([1, 2], 62, [2_000_000_000, 1], wants_logits=True)], block_size=64)
+        batch = pack([BatchEntry([1, 2], 62, [2_000_000_000, 1], num_logits=1)], block_size=64)
         assert batch.slot_mapping.tolist() == [128_000_000_062, 128_000_000_063]
         assert batch.block_tables.tolist() == [[2_000_000_000, 1]]
 
     @pytest.mark.parametrize("kind", [list, tuple, lambda ids: array("I", ids)])
     def test_any_sequence_type_will_do(self, kind: Callable[[list[int]], Sequence[int]]) -> None:
-        batch = pack([BatchEntry(kind([5, 6]), 0, kind([3]), wants_logits=True)])
+        batch = pack([BatchEntry(kind([5, 6]), 0, kind([3]), num_logits=1)])
         assert batch.token_ids.tolist() == [5, 6]
         assert batch.slot_mapping.tolist() == [12, 13]
 
     def test_later_changes_of_a_table_do_not_reach_the_batch(self) -> None:
         table = [4]
-        batch = pack([BatchEntry([1], 0, table, wants_logits=True)])
+        batch = pack([BatchEntry([1], 0, table, num_logits=1)])
         table[0] = 5
         assert batch.block_tables.tolist() == [[4]]
 
@@ -105,7 +105,7 @@ def steps(draw: st.DrawFn) -> tuple[list[BatchEntry], int]:
         first = draw(st.integers(0, 50))
         needed = -(-(first + len(token_ids)) // block_size)
         table = draw(st.lists(st.integers(1, 10_000), min_size=needed, max_size=needed + 2))
-        entries.append(BatchEntry(token_ids, first, table, draw(st.booleans())))
+        entries.append(BatchEntry(token_ids, first, table, draw(st.integers(0, len(token_ids)))))
     return entries, block_size
 
 
@@ -120,8 +120,7 @@ def test_packing_equals_a_loop_over_tokens(step: tuple[list[BatchEntry], int]) -
             positions.append(position)
             slots.append(entry.block_table[position // block_size] * block_size + position % block_size)
         offsets.append(len(token_ids))
-        if entry.wants_logits:
-            wanted.append(len(token_ids) - 1)
+        wanted.extend(range(len(token_ids) - entry.num_logits, len(token_ids)))
     width = max(len(entry.block_table) for entry in entries)
     lengths = [entry.first_position + len(entry.token_ids) for entry in entries]
 

@@ -48,7 +48,7 @@ def last_logits(model: Decoder, backend: AttentionBackend, token_ids: list[int],
     """The logits after the prompt, which is computed `chunk` tokens at a time."""
     logits = torch.empty(0)
     for first in range(0, len(token_ids), chunk):
-        entry = BatchEntry(token_ids[first : first + chunk], first, BLOCKS, wants_logits=True)
+        entry = BatchEntry(token_ids[first : first + chunk], first, BLOCKS, num_logits=1)
         with torch.inference_mode():
             logits = model.forward(pack_batch([entry], BLOCK_SIZE, CPU), backend)
     return logits[0]

@@ -53,7 +53,7 @@ def last_logits(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
         torch.float32,
         CPU,
     )
-    entry = BatchEntry(token_ids, 0, range(1, num_blocks + 1), wants_logits=True)
+    entry = BatchEntry(token_ids, 0, range(1, num_blocks + 1), num_logits=1)
     with torch.inference_mode():
         return loaded.model.forward(pack_batch([entry], block_size, CPU), create_backend("auto", shape))[0]
 

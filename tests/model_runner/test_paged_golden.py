@@ -47,7 +47,7 @@ class Paged:
     def step(self, spans: dict[int, tuple[int, int]]) -> Tensor:
         """One step with tokens `first` up to `last` of some prompts: the logits after each."""
         entries = [
-            BatchEntry(self.prompts[index][first:last], first, self.tables[index], wants_logits=True)
+            BatchEntry(self.prompts[index][first:last], first, self.tables[index], num_logits=1)
             for index, (first, last) in spans.items()
         ]
         return self.model.forward(pack_batch(entries, self.backend.shape.block_size, CPU), self.backend)

@@ -62,11 +62,12 @@ class ToyExecutor:
             for offset, token_id in enumerate(entry.token_ids):
                 self.slots[self._slot(entry, entry.first_position + offset)] = token_id
         self.computed_tokens += sum(len(entry.token_ids) for entry in entries)
-        rows = [self._logits(entry) for entry in entries if entry.wants_logits]
+        rows = [self._logits(entry, back) for entry in entries for back in range(entry.num_logits)[::-1]]
         return torch.stack(rows) if rows else torch.empty(0, VOCAB_SIZE)
 
-    def _logits(self, entry: BatchEntry) -> Tensor:
-        length = entry.first_position + len(entry.token_ids)
+    def _logits(self, entry: BatchEntry, back: int) -> Tensor:
+        """Of the token `back` places before the entry's last."""
+        length = entry.first_position + len(entry.token_ids) - back
         return next_logits([self.slots[self._slot(entry, position)] for position in range(length)])
 
     def _slot(self, entry: BatchEntry, position: int) -> int:
