@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from model_runner.admission import SearchRoom
+from model_runner.beam_steps import Searcher
+from model_runner.best_of import BestOf, aborted
 from model_runner.detokenizer import Detokenizer
 from model_runner.observer import EngineObserver
+from model_runner.outcome import Outcome
+from model_runner.progress import Progress
 from model_runner.request import Chunk, FinishReason, GenerateRequest, PositionLogprobs
 from model_runner.sampling import SamplingRows, logprobs, sample
 from model_runner.sequence import LiveRequest, Sequence
 from model_runner.token_text import Tokenizer
 
 _SEED_BITS = 64
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a step brought: the chunks to deliver, the sequences that are done, and by parent the new children."""
-
-    chunks: list[Chunk] = field(default_factory=list)
-    finished: list[Sequence] = field(default_factory=list)
-    forks: list[tuple[Sequence, list[Sequence]]] = field(default_factory=list)
 
 
 class Generation:
@@ -37,36 +32,60 @@ class Generation:
         eos_token_ids: frozenset[int],
         max_sequence_tokens: int,
         observer: EngineObserver,
+        search_room: SearchRoom,
     ) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._max_sequence_tokens = max_sequence_tokens
-        self._observer = observer
+        self._search_room = search_room
+        self._progress = Progress(observer)
+        self._searcher = Searcher(tokenizer, eos_token_ids, self._progress)
 
     def first_sequence(self, live: LiveRequest) -> Sequence:
-        """The sequence that computes the prompt; it becomes choice 0."""
-        return self._choice(live, 0, list(live.request.prompt_token_ids))
+        """The sequence that computes the prompt; it becomes choice 0, or the first beam."""
+        request, prompt_tokens = live.request, len(live.request.prompt_token_ids)
+        limit = self._search_room.limit(prompt_tokens, request.num_sequences)
+        live.search = self._searcher.begin(live, min(limit, self._max_sequence_tokens - prompt_tokens + 1))
+        live.best_of = BestOf() if request.is_best_of else None
+        return self._choice(live, 0, list(request.prompt_token_ids))
 
     def advance(self, ready: Seq[Sequence], logits: Tensor, now: float) -> Outcome:
         """One more token for each of `ready`, whose next-token logits are the rows of `logits`, float32 [R, V].
 
-        A prompt that is complete for the first time splits into its choices here, which all draw from one row.
+        A prompt that is complete for the first time splits into its choices here, which all draw from one row. Of a
+        search, all beams must be among `ready`, or none.
         """
         outcome = Outcome()
         rows: list[int] = []
         drawing: list[Sequence] = []
+        beams: dict[Sequence, int] = {}
         for row, sequence in enumerate(ready):
+            if sequence.is_beam:
+                beams[sequence] = row
+                continue
             family = [sequence, *self._split(sequence, outcome)]
             drawing.extend(family)
             rows.extend([row] * len(family))
-        if len(rows) > len(ready):
-            logits = logits[torch.tensor(rows, device=logits.device)]
+        if drawing:
+            own = logits if len(rows) == len(ready) and not beams else _rows(logits, rows)
+            self._draw_all(drawing, own, now, outcome)
+        for live in dict.fromkeys(sequence.live for sequence in beams):
+            if live.search is not None:
+                own = _rows(logits, [beams[sequence] for sequence in live.sequences])
+                self._searcher.advance(live, live.search, own, now, outcome)
+        return outcome
+
+    def _draw_all(self, drawing: list[Sequence], logits: Tensor, now: float, outcome: Outcome) -> None:
         token_ids, positions = _draw(logits, drawing)
+        outcome.num_tokens += len(token_ids)
         for sequence, token_id, position in zip(drawing, token_ids, positions, strict=True):
-            outcome.chunks.append(self._accept(sequence, token_id, position, now))
+            chunk = self._accept(sequence, token_id, position, now)
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)
-        return outcome
+            if sequence.live.best_of is None:
+                outcome.chunks.append(chunk)
+            elif position is not None:
+                outcome.chunks += _hold_back(sequence.live, sequence.live.best_of, chunk, position.logprob)
 
     def _choice(self, live: LiveRequest, index: int, token_ids: list[int]) -> Sequence:
         request = live.request
@@ -85,7 +104,7 @@ class Generation:
         if live.forked:
             return []
         live.forked = True
-        children = [self._choice(live, index, parent.token_ids[:]) for index in range(1, live.request.num_choices)]
+        children = [self._choice(live, index, parent.token_ids[:]) for index in range(1, live.request.num_sequences)]
         for child in children:
             # Also if its fork fails: it is not looked up as a new prompt then.
             child.admitted_before = True
@@ -97,10 +116,8 @@ class Generation:
     def _accept(self, sequence: Sequence, token_id: int, position: PositionLogprobs | None, now: float) -> Chunk:
         """Appends a drawn token and says what the client sees of it."""
         live = sequence.live
-        sequence.token_ids.append(token_id)
-        sequence.num_outputs += 1
+        self._progress.take(sequence, token_id, now)
         live.output_tokens += 1
-        self._note_times(sequence, now)
         text, stop_token_id, stop_string = self._read(sequence, token_id)
         if sequence.finish_reason is not None:
             live.sequences.remove(sequence)
@@ -109,7 +126,7 @@ class Generation:
             choice_index=sequence.choice_index,
             token_ids=(token_id,),
             text=text,
-            logprobs=() if position is None else (position,),
+            logprobs=() if position is None or live.request.logprobs is None else (position,),
             finish_reason=sequence.finish_reason,
             stop_token_id=stop_token_id,
             stop_string=stop_string,
@@ -140,18 +157,17 @@ class Generation:
         # The newest token has no K/V yet: it may be one more than the cache can hold.
         return sequence.num_outputs == max_tokens or len(sequence.token_ids) > self._max_sequence_tokens
 
-    def _note_times(self, sequence: Sequence, now: float) -> None:
-        live = sequence.live
-        if live.first_token_at is None:
-            live.first_token_at = now
-            self._observer.on_first_token(now - live.arrived_at)
-        if sequence.num_outputs > 1:
-            self._observer.on_next_token(now - sequence.last_token_at)
-        sequence.last_token_at = live.last_token_at = now
+
+def abort_chunks(live: LiveRequest, now: float) -> list[Chunk]:
+    """Ends all choices of a request without another token; what was not to go out before the end stays behind."""
+    if live.search is None and live.best_of is None:
+        return [_abort_chunk(sequence, now) for sequence in list(live.sequences)]
+    live.sequences = []
+    return aborted(live.request.request_id, live.request.num_choices, live.usage(now))
 
 
-def abort_chunk(sequence: Sequence, now: float) -> Chunk:
-    """Ends one choice without another token; the held-back text goes out."""
+def _abort_chunk(sequence: Sequence, now: float) -> Chunk:
+    """Ends one choice; the held-back text goes out."""
     live = sequence.live
     sequence.finish_reason = FinishReason.ABORT
     live.sequences.remove(sequence)
@@ -165,6 +181,21 @@ def abort_chunk(sequence: Sequence, now: float) -> Chunk:
     )
 
 
+def _hold_back(live: LiveRequest, best_of: BestOf, chunk: Chunk, logprob: float) -> list[Chunk]:
+    """Keeps a chunk until all answers are there; then the best of them."""
+    best_of.add(chunk, logprob)
+    return [] if chunk.usage is None else best_of.best(live.request.num_choices, chunk.usage)
+
+
+def _rows(logits: Tensor, rows: list[int]) -> Tensor:
+    return logits[torch.tensor(rows, device=logits.device)]
+
+
+def _top_logprobs(request: GenerateRequest) -> int | None:
+    """Of how many candidates a draw tells the log-probability beside its own; None for none at all."""
+    return 0 if request.logprobs is None and request.is_best_of else request.logprobs
+
+
 def _draw(logits: Tensor, drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
     requests: list[GenerateRequest] = [sequence.live.request for sequence in drawing]
     rows = SamplingRows.of(
@@ -173,5 +204,5 @@ def _draw(logits: Tensor, drawing: Seq[Sequence]) -> tuple[list[int], list[Posit
         [len(sequence.token_ids) for sequence in drawing],
     )
     token_ids = sample(logits, rows)
-    positions = logprobs(logits, token_ids, [request.logprobs for request in requests])
+    positions = logprobs(logits, token_ids, [_top_logprobs(request) for request in requests])
     return token_ids.tolist(), positions

@@ -142,6 +142,16 @@ class GenerateRequest:
     skip_cache_write: bool = False
     tenant: str = ""
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run side by side at most."""
+        return self.beam_search.width if self.beam_search is not None else max(self.best_of, self.num_choices)
+
+    @property
+    def is_best_of(self) -> bool:
+        """Whether more answers are drawn than returned."""
+        return self.best_of > self.num_choices
+
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:

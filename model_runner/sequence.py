@@ -6,6 +6,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from model_runner.batch import BatchEntry
+from model_runner.beam_search import Search
+from model_runner.best_of import BestOf
 from model_runner.books import AllocationRequest, BlockGrant, SequenceUpdate
 from model_runner.constraint import Constraint
 from model_runner.detokenizer import Detokenizer
@@ -27,6 +29,46 @@ class LiveRequest:
     sequences: list[Sequence] = field(default_factory=list)
     """The choices that have not finished; until the prompt is computed only the first, which stands for all."""
     forked: bool = False
+    search: Search | None = None
+    best_of: BestOf | None = None
+    num_named: int = 0
+    """The last number of a sequence's id; the first sequence has 0."""
+    _folded: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+    """The beams of a search, each with its tokens, while one of them stands for all."""
+
+    @property
+    def longest_beam(self) -> int:
+        """Tokens of the longest sequence that a split of the first one brings, its next token included."""
+        return max((len(token_ids) for _, token_ids in self._folded), default=len(self.sequences[0].token_ids) + 1)
+
+    @property
+    def num_parting(self) -> int:
+        """Sequences that a split of the first one brings, itself included."""
+        return len(self._folded) or self.request.num_sequences
+
+    def fold(self) -> Sequence:
+        """Lets one sequence, with the tokens that all beams of a search begin with, stand for them until unfold()."""
+        first = self.sequences[0]
+        if len(self.sequences) > 1:
+            self._folded = [(sequence, sequence.token_ids) for sequence in self.sequences]
+            shared = _shared_tokens([token_ids for _, token_ids in self._folded])
+            first.num_outputs -= len(first.token_ids) - shared
+            first.token_ids = first.token_ids[:shared]
+            self.sequences = [first]
+            self.forked = False
+        return first
+
+    def unfold(self) -> list[Sequence]:
+        """Takes fold() back, and returns the beams that must be forked from the first; none when nothing is folded."""
+        folded, self._folded = self._folded, []
+        if not folded:
+            return []
+        self.sequences = [sequence for sequence, _ in folded]
+        first, token_ids = folded[0]
+        first.num_outputs += len(token_ids) - len(first.token_ids)
+        first.token_ids = token_ids
+        self.forked = True
+        return self.sequences[1:]
 
     @property
     def is_running(self) -> bool:
@@ -97,6 +139,11 @@ class Sequence:
         """Tokens that must be computed before the next one can be sampled."""
         return len(self.token_ids) - self.computed
 
+    @property
+    def is_beam(self) -> bool:
+        """Whether it takes its steps with the others of its search, loses its blocks and comes back with them."""
+        return self.live.search is not None
+
     def entry(self, num_tokens: int) -> BatchEntry:
         """The next `num_tokens` tokens as the executor computes them; the last of them is followed by a draw."""
         first = self.computed
@@ -123,6 +170,7 @@ class Sequence:
             resumed=self.admitted_before,
             promised_tokens=promised_tokens,
             retention=retention,
+            forks_often=self.is_beam,
         )
 
     def needs_books(self, block_size: int) -> bool:
@@ -137,10 +185,14 @@ class Sequence:
     def apply(self, grant: BlockGrant | None) -> None:
         """Takes over what the books answered to update(); None when the block table is as it was."""
         if grant is not None:
-            self.block_table[grant.first_index :] = grant.block_ids
+            self.extend(grant)
         self.told = len(self.token_ids)
         self.committed = self.computed
         self.must_ask = False
+
+    def extend(self, grant: BlockGrant) -> None:
+        """Takes over a part of the block table."""
+        self.block_table[grant.first_index :] = grant.block_ids
 
     def commit(self) -> SequenceUpdate:
         """Tells the books what is computed, and no token beyond it."""
@@ -173,3 +225,10 @@ class Sequence:
         self.shared_blocks = 0
         self.computed = self.committed = self.told = 0
         self.must_ask = False
+
+
+def _shared_tokens(histories: list[list[int]]) -> int:
+    """Tokens that all begin with."""
+    # What the least and the greatest share, all share.
+    pairs = zip(min(histories), max(histories), strict=False)
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), len(min(histories)))

@@ -151,6 +151,7 @@ class Mirror:
         handle = self._next_handle()
         held = Held(request.sequence_id, handle, request.cache_salt, request.retention, array("I", request.token_ids))
         held.promised = request.promised_tokens
+        held.forks_often = request.forks_often
         self._admitting[handle] = held
         self.orders.admit(handle, request)
         return handle
@@ -292,6 +293,8 @@ class Mirror:
 
         Not in the step that may end the prompt, for a fork may follow it.
         """
+        if held.forks_often:
+            return
         soonest = 1 if held.told - held.computed <= 1 else 2
         room = len(held.blocks) * self.block_size
         due = self._steps + max(soonest, room + 1 - held.told + 1 - AHEAD_STEPS)

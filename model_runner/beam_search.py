@@ -1,0 +1,178 @@
+"""Beam search by the rules of Hugging Face transformers 5: which beams go on, which answers have finished, and when.
+
+A step takes the best candidates over all beams, a candidate being a beam and one more token. One that ends, and is
+among the `width` best, is a finished answer; the best that don't end are the next beams. The `width` best finished
+answers are kept. Nothing here knows of sequences or blocks.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor
+
+from model_runner.request import BeamSearch, EarlyStopping, PositionLogprobs
+from model_runner.sampling import logprobs
+
+EndsText = Callable[[int, int], bool]
+"""Whether the text of a beam, given by its index, ends with one more token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """An answer under way: `token_id` and, before it, the tokens of `before`.
+
+    total: the sum of the tokens' log-probabilities, added up in float32.
+    """
+
+    total: float = 0.0
+    length: int = 0
+    token_id: int = -1
+    before: Beam | None = None
+    logprobs: PositionLogprobs | None = None
+
+    def path(self) -> list[Beam]:
+        """This beam at the end, and before it all that it goes on from, without the one of no token."""
+        path: list[Beam] = []
+        beam = self
+        while beam.before is not None:
+            path.append(beam)
+            beam = beam.before
+        return path[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A whole answer. score: its total over its length ** length_penalty. by_token: an end token ends it."""
+
+    score: float
+    beam: Beam
+    by_token: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    total: float
+    parent: int
+    token_id: int
+    is_end: bool
+    by_token: bool
+
+
+class Search:
+    """The state of one search. `beams` are best first, and so are `finished`, `width` of them at most."""
+
+    def __init__(
+        self,
+        params: BeamSearch,
+        limit: int,
+        end_token_ids: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
+        top_logprobs: int | None = None,
+    ) -> None:
+        """limit: tokens of an answer at most. min_tokens: before so many, no end token follows.
+
+        top_logprobs: how many candidates are reported beside each token; None for no log-probabilities.
+        """
+        self.limit = limit
+        self.beams = [Beam()]
+        self.finished: list[Finished] = []
+        self.is_over = False
+        self.num_tokens = 0
+        """Tokens of all beams and answers, those that were dropped too."""
+        self._params = params
+        self._ends = sorted(end_token_ids)
+        self._end_set = end_token_ids
+        self._min_tokens = min_tokens
+        self._top_logprobs = top_logprobs
+        # So many that `width` beams can go on even if each beam's best candidates are all its ends.
+        self._num_candidates = max(2, 1 + len(end_token_ids)) * params.width
+
+    @property
+    def length(self) -> int:
+        """Tokens of each beam."""
+        return self.beams[0].length
+
+    def advance(self, logits: Tensor, bias: Tensor | None = None, ends_text: EndsText | None = None) -> list[int]:
+        """Goes one token further, from float32 logits [beams, V]. Returns for each new beam the index of its parent.
+
+        bias: float32 [beams or 1, V], added to the log-probabilities, which are not normalised again; -inf forbids a
+        token. A beam that nothing may follow ends nowhere, so there may be fewer beams than `width`.
+        """
+        on: list[_Candidate] = []
+        ended: list[_Candidate] = []
+        for rank, candidate in enumerate(self._candidates(logits, bias, ends_text)):
+            if not candidate.is_end:
+                on.append(candidate)
+            elif rank < self._params.width:
+                ended.append(candidate)
+            if len(on) == self._params.width and rank + 1 >= self._params.width:
+                break
+        made = self._extend(logits, [*ended, *on])
+        self.num_tokens += len(made)
+        for candidate, beam in zip(ended, made, strict=False):
+            self._finish(beam, candidate.by_token)
+        self.beams = made[len(ended) :] or self.beams
+        self.is_over = not on or self._is_settled()
+        return [candidate.parent for candidate in on]
+
+    def _candidates(self, logits: Tensor, bias: Tensor | None, ends_text: EndsText | None) -> Iterator[_Candidate]:
+        """The best candidates, best first; among equals those of the better beam, then of the lower token id."""
+        log_probs = torch.log_softmax(logits, dim=-1)
+        if bias is not None:
+            log_probs = log_probs + bias
+        if self._ends and self.length < self._min_tokens:
+            log_probs[:, self._ends] = -inf
+        before = torch.tensor([beam.total for beam in self.beams], dtype=torch.float32, device=logits.device)
+        totals = (log_probs + before[:, None]).flatten()
+        places = _best(totals, min(self._num_candidates, len(totals)))
+        parents, token_ids = (places // logits.shape[1]).tolist(), (places % logits.shape[1]).tolist()
+        found = zip(totals[places].tolist(), parents, token_ids, strict=True)
+        return (self._judge(total, parent, token, ends_text) for total, parent, token in found if total > -inf)
+
+    def _judge(self, total: float, parent: int, token_id: int, ends_text: EndsText | None) -> _Candidate:
+        by_token = token_id in self._end_set
+        is_end = by_token or self.length + 1 >= self.limit
+        if ends_text is not None and not is_end and self.length >= self._min_tokens:
+            is_end = ends_text(parent, token_id)
+        return _Candidate(total, parent, token_id, is_end, by_token)
+
+    def _extend(self, logits: Tensor, candidates: Sequence[_Candidate]) -> list[Beam]:
+        positions: Sequence[PositionLogprobs | None] = [None] * len(candidates)
+        if self._top_logprobs is not None and candidates:
+            rows = torch.tensor([each.parent for each in candidates], device=logits.device)
+            token_ids = torch.tensor([each.token_id for each in candidates], device=logits.device)
+            positions = logprobs(logits[rows], token_ids, [self._top_logprobs] * len(candidates))
+        length = self.length + 1
+        return [
+            Beam(each.total, length, each.token_id, self.beams[each.parent], position)
+            for each, position in zip(candidates, positions, strict=True)
+        ]
+
+    def _finish(self, beam: Beam, by_token: bool) -> None:
+        finished = Finished(beam.total / beam.length**self._params.length_penalty, beam, by_token)
+        # To the right of its equals: who finished first stays.
+        insort(self.finished, finished, key=lambda each: -each.score)
+        del self.finished[self._params.width :]
+
+    def _is_settled(self) -> bool:
+        """Whether the finished answers are the result although beams could go on."""
+        if len(self.finished) < self._params.width:
+            return False
+        if self._params.early_stopping is EarlyStopping.FIRST:
+            return True
+        best, penalty = self.beams[0], self._params.length_penalty
+        to_the_end = self._params.early_stopping is EarlyStopping.NEVER and penalty > 0
+        length = self.limit if to_the_end else best.length
+        return not best.total / length**penalty > self.finished[-1].score
+
+
+def _best(values: Tensor, count: int) -> Tensor:
+    """The places, int64 [count], of the largest of values [N], largest first, equals by lower place."""
+    least = values.topk(count).values[-1]
+    places = (values >= least).nonzero().squeeze(1)
+    return places[values[places].sort(descending=True, stable=True).indices[:count]]

@@ -1,0 +1,180 @@
+"""Beam searches in the engine: sequences that follow their beams, by forks and ends, and the answers at the end.
+
+A search has one sequence for each beam, in the order of the beams, and all take each step together. The first child of
+a beam goes on in its sequence, and so in its blocks; the others are forked from it. Who has no child ends.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_runner.beam_search import Finished, Search
+from model_runner.best_of import number
+from model_runner.constraint import Constraint
+from model_runner.detokenizer import Detokenizer
+from model_runner.outcome import Outcome
+from model_runner.progress import Progress
+from model_runner.request import Chunk, FinishReason, SamplingParams
+from model_runner.sequence import LiveRequest, Sequence
+from model_runner.token_text import Tokenizer
+
+
+class Searcher:
+    """Takes the steps of all searches, one after the other."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int], progress: Progress) -> None:
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._progress = progress
+
+    def begin(self, live: LiveRequest, limit: int) -> Search | None:
+        """The search that a request asks for, with answers of at most `limit` tokens; None when it asks for none."""
+        request, stop = live.request, live.request.stop
+        if request.beam_search is None:
+            return None
+        ends = stop.stop_token_ids if stop.ignore_eos else stop.stop_token_ids | self._eos_token_ids
+        if stop.max_tokens is not None:
+            limit = min(limit, stop.max_tokens)
+        return Search(request.beam_search, limit, ends, stop.min_tokens, request.logprobs)
+
+    def advance(self, live: LiveRequest, search: Search, logits: Tensor, now: float, outcome: Outcome) -> None:
+        """One more token for each beam, whose next-token logits are the rows of `logits`, float32 [beams, V]."""
+        children = live.unfold()
+        if children:
+            # What all begin with is computed again; now each computes the rest of its own.
+            outcome.forks.append((live.sequences[0], children))
+            return
+        texts = _Texts(live.sequences) if live.request.stop.stop_strings else None
+        already = search.num_tokens
+        parents = search.advance(logits, _bias(live, logits), None if texts is None else texts.ends)
+        outcome.num_tokens += search.num_tokens - already
+        live.output_tokens = search.num_tokens
+        live.forked = True
+        self._progress.note_first(live.sequences[0], now)
+        if search.is_over:
+            outcome.finished += live.sequences
+            live.sequences = []
+            outcome.chunks += number(self._answers(live, search), live.usage(now))
+        else:
+            live.sequences = self._descend(live, search, parents, texts, now, outcome)
+
+    def _descend(
+        self,
+        live: LiveRequest,
+        search: Search,
+        parents: list[int],
+        texts: _Texts | None,
+        now: float,
+        outcome: Outcome,
+    ) -> list[Sequence]:
+        """The sequences of the new beams, each with its new token."""
+        before, constraints = live.sequences, [sequence.constraint for sequence in live.sequences]
+        families: dict[Sequence, list[Sequence]] = {}
+        after: list[Sequence] = []
+        for index in parents:
+            parent = before[index]
+            child = _fork(parent) if parent in families else parent
+            families.setdefault(parent, []).append(child)
+            after.append(child)
+        for sequence, beam, index in zip(after, search.beams, parents, strict=True):
+            self._progress.take(sequence, beam.token_id, now)
+            sequence.constraint = _follow(constraints[index], beam.token_id)
+            if texts is not None:
+                sequence.detokenizer = texts.after(index, beam.token_id)
+        outcome.forks += [(parent, children[1:]) for parent, children in families.items() if len(children) > 1]
+        outcome.finished += [sequence for sequence in before if sequence not in families]
+        return after
+
+    def _answers(self, live: LiveRequest, search: Search) -> list[Chunk]:
+        best = search.finished[: live.request.num_choices]
+        # Where every token is forbidden, there is no answer at all.
+        nothing = Chunk(live.request.request_id, 0, (), "", finish_reason=FinishReason.LENGTH)
+        return [self._answer(live, each) for each in best] or [nothing]
+
+    def _answer(self, live: LiveRequest, finished: Finished) -> Chunk:
+        path = finished.beam.path()
+        token_ids = tuple(beam.token_id for beam in path)
+        detokenizer = Detokenizer(self._tokenizer, live.request.stop.stop_strings)
+        shown = token_ids[:-1] if finished.by_token else token_ids
+        text = detokenizer.push(shown).text + detokenizer.finish()
+        stop_string = detokenizer.stop_string
+        is_stopped = finished.by_token or stop_string is not None
+        return Chunk(
+            request_id=live.request.request_id,
+            choice_index=0,
+            token_ids=token_ids,
+            text=text,
+            logprobs=tuple(beam.logprobs for beam in path if beam.logprobs is not None),
+            finish_reason=FinishReason.STOP if is_stopped else FinishReason.LENGTH,
+            stop_token_id=token_ids[-1] if finished.by_token and stop_string is None else None,
+            stop_string=stop_string,
+            score=finished.score,
+        )
+
+
+class _Texts:
+    """The texts of beams, and of what may follow them, as far as a step looks at it."""
+
+    def __init__(self, beams: list[Sequence]) -> None:
+        self._before = [beam.detokenizer for beam in beams]
+        self._after: dict[tuple[int, int], Detokenizer] = {}
+
+    def ends(self, beam: int, token_id: int) -> bool:
+        """Whether a stop string ends the text of a beam and one more token."""
+        return self.after(beam, token_id).stop_string is not None
+
+    def after(self, beam: int, token_id: int) -> Detokenizer:
+        """The text of a beam and one more token."""
+        known = self._after.get((beam, token_id))
+        if known is None:
+            known = self._after[beam, token_id] = self._before[beam].copy()
+            known.push((token_id,))
+        return known
+
+
+def _fork(parent: Sequence) -> Sequence:
+    """A sequence with the parent's tokens, under an id that no other sequence of the request has had."""
+    live = parent.live
+    live.num_named += 1
+    return Sequence(
+        live=live,
+        choice_index=0,
+        sequence_id=f"{live.request.request_id}/{live.num_named}",
+        token_ids=parent.token_ids[:],
+        seed=parent.seed,
+        detokenizer=parent.detokenizer,
+        num_outputs=parent.num_outputs,
+        last_token_at=parent.last_token_at,
+        admitted_before=True,
+    )
+
+
+def _follow(constraint: Constraint | None, token_id: int) -> Constraint | None:
+    if constraint is None:
+        return None
+    ahead = constraint.copy()
+    ahead.advance(token_id)
+    return ahead
+
+
+def _bias(live: LiveRequest, logits: Tensor) -> Tensor | None:
+    """What is added to the log-probabilities, float32 [beams or 1, V]: logit bias, and -inf for what may not follow."""
+    sampling: SamplingParams = live.request.sampling
+    constraints = [sequence.constraint for sequence in live.sequences if sequence.constraint is not None]
+    if not (sampling.logit_bias or sampling.allowed_token_ids is not None or constraints):
+        return None
+    vocabulary = logits.shape[1]
+    bias = np.zeros((1, vocabulary), dtype=np.float32)
+    for token_id, amount in sampling.logit_bias:
+        bias[0, token_id] = amount
+    if sampling.allowed_token_ids is not None:
+        forbidden = np.ones(vocabulary, dtype=bool)
+        forbidden[list(sampling.allowed_token_ids)] = False
+        bias[0, forbidden] = -np.inf
+    if constraints:
+        masks = np.stack([constraint.mask() for constraint in constraints]).view(np.uint8)
+        allowed = np.unpackbits(masks, axis=1, count=vocabulary, bitorder="little")
+        bias = np.where(allowed, bias, np.float32(-np.inf))
+    return torch.from_numpy(bias).to(logits.device)
