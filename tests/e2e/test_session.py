@@ -101,6 +101,8 @@ def test_a_killed_kv_manager_costs_no_stream_no_token_and_no_hit(stack: Stack, t
     samples = stack.runner_samples()
     assert samples["octavo_kv_session_restores_total"] == 1
     assert samples['octavo_kv_session{state="up"}'] == 1
+    assert stack.kv_samples()['octavo_kv_pool_session{pool="default",state="connected"}'] == 1
+    assert health_of(stack.kv_address, "session/default") == SERVING
     # Nobody's tokens were computed twice: only the prompts were, as far as they were not cached.
     prompts = sum(len(item["prompt_token_ids"]) for item in ITEMS)
     assert samples["octavo_runner_prefill_tokens_total"] - computed <= prompts
@@ -199,6 +201,8 @@ def test_a_dead_runner_leaves_a_whole_pool_to_the_next(tmp_path: Path, threads: 
         wait_until("the whole pool", lambda: stack.pool().occupancy.held_blocks == 0)
         # The end of the stream was enough: no silence had to be waited for.
         assert stack.kv_samples()['octavo_kv_sessions_ended_total{cause="stream"}'] == 1
+        assert stack.kv_samples()['octavo_kv_pool_session{pool="default",state="none"}'] == 1
+        assert health_of(stack.kv_address, "session/default") == NOT_SERVING
         assert stack.pool().occupancy.sequences == 0
         assert set(streams.failures()) == {"UNAVAILABLE"}
         stack.start_runner()
