@@ -7,8 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 
 import grpc
 import pytest
@@ -23,6 +22,7 @@ from tests.services.kv_support import (
     WAIT_SECONDS,
     clean_environment,
     command,
+    kv_process,
     kv_settings,
     kv_stub,
     running_kv_manager,
@@ -317,22 +317,6 @@ def test_a_runner_that_reads_no_answers_is_not_read_either_and_holds_up_nobody_e
             steady.finish()
         probe.failure()
         assert sound(stub, "steady")
-
-
-@contextmanager
-def kv_process(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A KV manager in a process of its own, once it serves."""
-    address = f"unix:{directory}/kv.sock"
-    process = subprocess.Popen(
-        command("kv-manager", "--kv-address", address, "--kv-metrics-address", "127.0.0.1:0"), env=clean_environment()
-    )
-    try:
-        with open_channel(address) as channel:
-            grpc.channel_ready_future(channel).result(WAIT_SECONDS)
-        yield process, address
-    finally:
-        process.kill()
-        process.wait(WAIT_SECONDS)
 
 
 def shown(stub: Stub) -> tuple[pb.Occupancy, list[pb.GetBlockTableResponse], list[int]]:
