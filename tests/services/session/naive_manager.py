@@ -116,6 +116,8 @@ class NaiveManager:
                     parent = self.live[order.fork.parent_handle]
                     for name, handle in zip(order.fork.child_ids, ids(order.fork.child_handles), strict=True):
                         self.live[handle] = NaiveSequence(name, parent.tokens[:], parent.blocks[:], parent.computed)
+                case "truncate":
+                    self._truncate(self.live[order.truncate.handle], order.truncate.num_tokens)
                 case "admit":
                     self._admit(order.admit, answer)
         answer.grants.handles = to_column(handle for handle, _, _ in grants)
@@ -182,6 +184,11 @@ class NaiveManager:
         each.blocks = table + fresh
         if each.blocks[start:]:
             grants.append((handle, start, each.blocks[start:]))
+
+    def _truncate(self, each: NaiveSequence, num_tokens: int) -> None:
+        assert each.computed <= num_tokens <= len(each.tokens)
+        del each.tokens[num_tokens:]
+        del each.blocks[-(-num_tokens // self.size) :]
 
     def _admit(self, order: pb.AdmitOrder, answer: pb.SessionAnswer) -> None:
         tokens = ids(order.token_ids)
