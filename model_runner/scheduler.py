@@ -146,7 +146,7 @@ class Scheduler:
         growth = self._books.append([parent.commit() for parent in parents]) or Growth()
         by_id = {parent.sequence_id: parent for parent in parents}
         for grant in growth.grants:
-            by_id[grant.sequence_id].extend(grant)
+            by_id[grant.sequence_id].take_over(grant)
             self._copies_due += grant.copies
         for parent, children in forks:
             parent.share_with(children)

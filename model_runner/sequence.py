@@ -85,6 +85,7 @@ class LiveRequest:
             output_tokens=self.output_tokens,
             age_seconds=now - self.arrived_at,
             sequence_ids=tuple(holding),
+            tenant=self.request.tenant,
         )
 
     def usage(self, now: float) -> Usage:
@@ -171,6 +172,7 @@ class Sequence:
             promised_tokens=promised_tokens,
             retention=retention,
             forks_often=self.is_beam,
+            skip_cache_write=request.skip_cache_write,
         )
 
     def needs_books(self, block_size: int) -> bool:
@@ -185,12 +187,12 @@ class Sequence:
     def apply(self, grant: BlockGrant | None) -> None:
         """Takes over what the books answered to update(); None when the block table is as it was."""
         if grant is not None:
-            self.extend(grant)
+            self.take_over(grant)
         self.told = len(self.token_ids)
         self.committed = self.computed
         self.must_ask = False
 
-    def extend(self, grant: BlockGrant) -> None:
+    def take_over(self, grant: BlockGrant) -> None:
         """Takes over a part of the block table."""
         self.block_table[grant.first_index :] = grant.block_ids
 
