@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from model_runner.request import (
     MAX_CHOICES,
+    MAX_LENGTH_PENALTY,
     MAX_LOGPROBS,
     MAX_PIN_SECONDS,
     MAX_PRIORITY,
@@ -27,6 +28,12 @@ from model_runner.request import (
 MAX_TOP_K = 2**31 - 1
 _NORMALISATION_SLACK = 4
 MAX_SEED = 2**64 - 1
+
+
+_DRAWN_AND_SEARCHED = "{} is for answers that are drawn, and a beam search draws none; leave one or the other out."
+_NOTHING_ASKED = SamplingParams()
+_SEARCHED = ("logit_bias", "allowed_token_ids")
+"""What a beam search heeds of SamplingParams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,8 @@ def validate(request: GenerateRequest, limits: Limits) -> None:
     _check_sampling(request.sampling)
     _check_stop(request.stop, limits)
     _check_range("num_choices", request.num_choices, 1, min(MAX_CHOICES, limits.max_choices))
+    _check_best_of(request, limits)
+    _check_beam_search(request, limits)
     if request.logprobs is not None:
         _check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     _check_bytes("cache_salt", request.cache_salt, MAX_SALT_BYTES)
@@ -127,6 +136,32 @@ def _check_sampling(sampling: SamplingParams) -> None:
     _check_range("min_p", sampling.min_p, 0, 1, hint=" (0 for no filter)")
     if sampling.seed is not None:
         _check_range("seed", sampling.seed, 0, MAX_SEED)
+
+
+def _check_best_of(request: GenerateRequest, limits: Limits) -> None:
+    if not request.best_of:
+        return
+    if request.beam_search is not None:
+        raise InvalidRequest("best_of", _DRAWN_AND_SEARCHED.format("best_of"))
+    most = min(MAX_CHOICES, limits.max_choices)
+    _check_range("best_of", request.best_of, request.num_choices, most, hint=" (from num_choices on)")
+
+
+def _check_beam_search(request: GenerateRequest, limits: Limits) -> None:
+    search = request.beam_search
+    if search is None:
+        return
+    _check_range("width", search.width, 1, min(MAX_CHOICES, limits.max_choices))
+    _check_range("length_penalty", search.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+    if request.num_choices > search.width:
+        raise InvalidRequest(
+            "num_choices",
+            f"num_choices is {request.num_choices}, and the beam search keeps {search.width} answers; ask for at most "
+            "so many, or for a greater width.",
+        )
+    for field in SamplingParams.__slots__:
+        if field not in _SEARCHED and getattr(request.sampling, field) != getattr(_NOTHING_ASKED, field):
+            raise InvalidRequest(field, _DRAWN_AND_SEARCHED.format(field))
 
 
 def _check_stop(stop: StopConditions, limits: Limits) -> None:

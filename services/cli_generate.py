@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,13 @@ DEFAULT_MAX_TOKENS = 256
 CALL_SECONDS = 10.0
 
 _FIELDS = ("runner_address", "tls_ca", "tls_cert", "tls_key")
+
+
+class EarlyStop(StrEnum):
+    """When a beam search ends, where it is not to guess."""
+
+    FIRST = "first"
+    NEVER = "never"
 
 
 def add_generate_command(app: typer.Typer) -> None:
@@ -56,6 +64,35 @@ def generate(
         int | None, typer.Option("--seed", help="Makes the draws repeatable.", show_default="a new one each time")
     ] = None,
     n: Annotated[int, typer.Option("--n", help="Independent answers; the prompt is computed once.")] = 1,
+    best_of: Annotated[
+        int, typer.Option("--best-of", help="Draw so many answers, and show the --n likeliest, best first; 0: all.")
+    ] = 0,
+    beam_width: Annotated[
+        int | None,
+        typer.Option(
+            "--beam-width",
+            help="Search for the likeliest answer instead of drawing one, with so many kept at each token; shows the "
+            "--n best.",
+            show_default="no search",
+        ),
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--length-penalty",
+            help="Of a beam search: an answer's score is its log-probability over its length to this power.",
+            show_default="1",
+        ),
+    ] = None,
+    early_stopping: Annotated[
+        EarlyStop | None,
+        typer.Option(
+            "--early-stopping",
+            help="End a beam search as soon as as many answers have finished as are kept, or never before no other "
+            "could be better.",
+            show_default="when none looks better",
+        ),
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")
     ] = None,
@@ -118,6 +155,10 @@ def generate(
         min_p=min_p,
         seed=seed,
         n=n,
+        best_of=best_of,
+        beam_width=beam_width,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping.value if early_stopping else None,
         stop=stop or (),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
@@ -131,7 +172,7 @@ def generate(
         queue_priority=queue_priority,
     )
     with Client(settings.runner_address, tls=settings.tls()) as client:
-        answer = Answer(max(1, n))
+        answer = Answer(max(1, n), is_streamed=beam_width is None and best_of <= n)
         try:
             for chunk in client.stream(request):
                 answer.add(chunk)
@@ -190,21 +231,25 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
+    score: float | None = None
 
     def as_json(self, index: int) -> dict[str, Any]:
-        return {
+        line = {
             "choice_index": index,
             "token_ids": self.token_ids,
             "text": self.text,
             "finish_reason": self.finish_reason,
         }
+        return line if self.score is None else {**line, "score": self.score}
 
 
 class Answer:
     """What has come of a request, and when."""
 
-    def __init__(self, num_choices: int) -> None:
+    def __init__(self, num_choices: int, *, is_streamed: bool = True) -> None:
+        """is_streamed: chunks come while tokens are generated, not all at the end."""
         self.num_choices = num_choices
+        self.is_streamed = is_streamed
         self.choices: defaultdict[int, Choice] = defaultdict(Choice)
         self.usage: Usage | None = None
         self._started = time.monotonic()
@@ -221,6 +266,7 @@ class Answer:
         choice.text += chunk.text
         if chunk.finish_reason is not None:
             choice.finish_reason = chunk.finish_reason.value
+            choice.score = chunk.score
         self.usage = chunk.usage or self.usage
 
     def as_json(self) -> dict[str, Any]:
@@ -233,10 +279,15 @@ class Answer:
         return line
 
     def summary(self) -> str:
-        """One line: prompt tokens, cached tokens, TTFT, tokens/s."""
+        """One line: prompt tokens, cached tokens, and for a stream TTFT and tokens/s."""
         usage = self.usage
         if usage is None or self._first is None:
             return "no answer"
+        if not self.is_streamed:
+            return (
+                f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} cached, {usage.output_tokens} tokens in "
+                f"{self._last - self._started:.2f} s, those of answers that are not shown too"
+            )
         decoding = self._last - self._first
         later = usage.output_tokens - self.num_choices
         speed = f"{later / decoding:.1f}" if decoding > 0 and later > 0 else "-"
@@ -281,7 +332,8 @@ def _finish(answer: Answer) -> None:
         typer.echo()
     else:
         for index, choice in sorted(answer.choices.items()):
-            typer.echo(f"[{index}] {choice.text}")
+            score = "" if choice.score is None else f" {choice.score:.3f}"
+            typer.echo(f"[{index}{score}] {choice.text}")
     typer.echo(answer.summary(), err=True)
 
 
@@ -292,6 +344,8 @@ def _chunk_json(chunk: Chunk) -> dict[str, Any]:
         "text": chunk.text,
         "finish_reason": chunk.finish_reason.value if chunk.finish_reason else None,
     }
+    if chunk.score is not None:
+        line["score"] = chunk.score
     if chunk.logprobs:
         line["logprobs"] = [
             {"token_id": each.token_id, "logprob": each.logprob, "top": [list(pair) for pair in each.top]}

@@ -7,15 +7,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from kvmanager import KvManager
 from kvmanager.types import IndexKind
 from model_runner.batch import BatchEntry
 from model_runner.books import BlockGrant, CopyOrder, Growth, SequenceUpdate
 from model_runner.engine_types import Failure, FailureKind
-from model_runner.request import BeamSearch, EarlyStopping, FinishReason, SamplingParams
+from model_runner.request import (
+    BeamSearch,
+    EarlyStopping,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    StopConditions,
+)
 from services.books_inprocess import InProcessBooks
 from services.cache_options import CacheOptions
 from tests.model_runner.engine_harness import Harness
@@ -43,6 +52,26 @@ def submit(harness: Harness, name: str, prompt: Sequence[int], width: int, limit
     params = {key: options.pop(key) for key in ("length_penalty", "early_stopping") if key in options}
     options.setdefault("num_choices", width)
     harness.submit(name, prompt, limit, beam_search=BeamSearch(width, **params), **options)
+
+
+class ByThrees:
+    """A form whose i-th token is i modulo 3, and which notices when it is told other tokens."""
+
+    is_over = False
+
+    def __init__(self, length: int = 0) -> None:
+        self.length = length
+
+    def mask(self) -> NDArray[np.uint32]:
+        allowed = np.arange(64) % 3 == self.length % 3
+        return np.packbits(allowed, bitorder="little").view(np.uint32)
+
+    def advance(self, token_id: int) -> None:
+        assert token_id % 3 == self.length % 3
+        self.length += 1
+
+    def copy(self) -> ByThrees:
+        return ByThrees(self.length)
 
 
 class TestTheAnswers:
@@ -171,6 +200,21 @@ class TestTheAnswers:
         with Harness(eos=[9]) as harness:
             submit(harness, "a", [1, 2], 4, 8, sampling=sampling)
             assert answers(harness, "a") == naive_search([1, 2], 4, 8, eos=[9], bias=lambda answer: bias)
+
+    def test_each_beam_keeps_its_form(self) -> None:
+        """Tokens that are 0, 1, 2, 0, ... modulo 3: a state that each beam has for itself."""
+
+        def bias(answer: tuple[int, ...]) -> torch.Tensor:
+            allowed = torch.arange(VOCAB_SIZE) % 3 == len(answer) % 3
+            return torch.where(allowed, 0.0, -torch.inf)
+
+        harness = Harness(eos=[9])
+        request = GenerateRequest(
+            "a", (1, 2), stop=StopConditions(max_tokens=8), num_choices=4, beam_search=BeamSearch(4)
+        )
+        harness.engine.submit(request).sequences[0].constraint = ByThrees()
+        with harness:
+            assert answers(harness, "a") == naive_search([1, 2], 4, 8, eos=[9], bias=bias)
 
     def test_fewer_answers_than_beams(self) -> None:
         """Of two tokens there are four answers of two."""
