@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ EndsText = Callable[[int, int], bool]
 """Whether the text of a beam, given by its index, ends with one more token."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Beam:
     """An answer under way: `token_id` and, before it, the tokens of `before`.
 
@@ -32,7 +33,7 @@ class Beam:
     total: float = 0.0
     length: int = 0
     token_id: int = -1
-    before: Beam | None = None
+    before: Beam | None = field(default=None, repr=False)
     logprobs: PositionLogprobs | None = None
 
     def path(self) -> list[Beam]:
@@ -91,6 +92,7 @@ class Search:
         self._top_logprobs = top_logprobs
         # So many that `width` beams can go on even if each beam's best candidates are all its ends.
         self._num_candidates = max(2, 1 + len(end_token_ids)) * params.width
+        self._per_beam = 2 * params.width + len(end_token_ids)
 
     @property
     def length(self) -> int:
@@ -122,17 +124,21 @@ class Search:
 
     def _candidates(self, logits: Tensor, bias: Tensor | None, ends_text: EndsText | None) -> Iterator[_Candidate]:
         """The best candidates, best first; among equals those of the better beam, then of the lower token id."""
-        log_probs = torch.log_softmax(logits, dim=-1)
-        if bias is not None:
-            log_probs = log_probs + bias
+        found: list[tuple[float, int, int]] = []
+        rows = _likeliest(logits, self._edited(logits, bias), min(self._num_candidates, self._per_beam))
+        for parent, (beam, row) in enumerate(zip(self.beams, rows, strict=True)):
+            before = np.float32(beam.total)
+            found += [(float(before + np.float32(value)), parent, token_id) for token_id, value in row if value > -inf]
+        found.sort(key=lambda each: -each[0])
+        return (self._judge(*each, ends_text) for each in found[: self._num_candidates])
+
+    def _edited(self, logits: Tensor, bias: Tensor | None) -> Tensor:
+        """The logits with what is added to them, or the very same."""
+        edited = logits if bias is None else logits + bias
         if self._ends and self.length < self._min_tokens:
-            log_probs[:, self._ends] = -inf
-        before = torch.tensor([beam.total for beam in self.beams], dtype=torch.float32, device=logits.device)
-        totals = (log_probs + before[:, None]).flatten()
-        places = _best(totals, min(self._num_candidates, len(totals)))
-        parents, token_ids = (places // logits.shape[1]).tolist(), (places % logits.shape[1]).tolist()
-        found = zip(totals[places].tolist(), parents, token_ids, strict=True)
-        return (self._judge(total, parent, token, ends_text) for total, parent, token in found if total > -inf)
+            edited = edited.clone()
+            edited[:, self._ends] = -inf
+        return edited
 
     def _judge(self, total: float, parent: int, token_id: int, ends_text: EndsText | None) -> _Candidate:
         by_token = token_id in self._end_set
@@ -171,8 +177,25 @@ class Search:
         return not best.total / length**penalty > self.finished[-1].score
 
 
-def _best(values: Tensor, count: int) -> Tensor:
-    """The places, int64 [count], of the largest of values [N], largest first, equals by lower place."""
-    least = values.topk(count).values[-1]
-    places = (values >= least).nonzero().squeeze(1)
-    return places[values[places].sort(descending=True, stable=True).indices[:count]]
+def _likeliest(logits: Tensor, edited: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """For each row of `edited` its `count` best token ids, with log-probabilities under `logits`; both float32 [R, V].
+
+    What was added to the logits is in the log-probabilities, which are not normalised again.
+    """
+    if edited is logits:
+        return [list(top) for top in _tops(logits, count)]
+    norms = [float(logits[row, token_id]) - logprob for row, ((token_id, logprob),) in enumerate(_tops(logits, 1))]
+    found: list[list[tuple[int, float]]] = []
+    for row, norm in enumerate(norms):
+        if not edited[row].max() > -inf:
+            found.append([])
+            continue
+        ids = [token_id for token_id, _ in _tops(edited[row, None], count)[0]]
+        found.append([(each, value - norm) for each, value in zip(ids, edited[row, ids].tolist(), strict=True)])
+    return found
+
+
+def _tops(logits: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
+    """The `count` best token ids of each row, equals by lower id, with their log-probabilities."""
+    any_token = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    return [position.top if position else () for position in logprobs(logits, any_token, [count] * len(logits))]

@@ -7,8 +7,8 @@ what has no probability is left out, where that one carries it along with a scor
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from math import inf
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,13 +33,13 @@ def naive_search(
     logits: Callable[[Sequence[int]], Tensor] = next_logits,
 ) -> list[Answer]:
     """The `width` best finished answers, best first. bias is added to the log-probabilities after an answer so far."""
-    running: list[tuple[np.float32, tuple[int, ...]]] = [(np.float32(0), ())]
+    running: list[Answer] = [(0.0, ())]
     finished: list[Answer] = []
     for length in range(1, max_new_tokens + 1):
         topk = _top(running, prompt, max(2, 1 + len(eos)) * width, eos, min_new_tokens, bias, logits)
         hits = [answer[-1] in eos or length == max_new_tokens or stops(answer) for _, answer in topk]
         just_finished = [
-            (float(total) / length**length_penalty, answer)
+            (total / length**length_penalty, answer)
             for (total, answer), hit in list(zip(topk, hits, strict=True))[:width]
             if hit
         ]
@@ -50,29 +50,29 @@ def naive_search(
         if len(finished) < width:
             continue
         best_length = max_new_tokens if early_stopping is EarlyStopping.NEVER and length_penalty > 0 else length
-        best_possible = float(running[0][0]) / best_length**length_penalty
+        best_possible = running[0][0] / best_length**length_penalty
         if early_stopping is EarlyStopping.FIRST or best_possible <= finished[-1][0]:
             break
     return finished
 
 
 def _top(
-    running: list[tuple[np.float32, tuple[int, ...]]],
+    running: list[Answer],
     prompt: Sequence[int],
     count: int,
     eos: Collection[int],
     min_new_tokens: int,
     bias: Callable[[tuple[int, ...]], Tensor] | None,
     logits: Callable[[Sequence[int]], Tensor],
-) -> list[tuple[np.float32, tuple[int, ...]]]:
+) -> list[Answer]:
     candidates = []
     for total, answer in running:
-        log_probs = torch.log_softmax(logits([*prompt, *answer]), dim=-1)
+        log_probs = torch.log_softmax(logits([*prompt, *answer]).double(), dim=-1)
         if bias is not None:
             log_probs = log_probs + bias(answer)
-        for token_id, value in enumerate(log_probs.numpy()):
+        for token_id, value in enumerate(log_probs.tolist()):
             masked = token_id in eos and len(answer) < min_new_tokens
-            if value > -np.inf and not masked:
+            if value > -inf and not masked:
                 candidates.append((value + total, (*answer, token_id)))
     # Sorting is stable: among equals the better beam comes first, then the lower token id.
     return sorted(candidates, key=lambda each: -each[0])[:count]
