@@ -20,7 +20,7 @@ from model_runner.request import BeamSearch, EarlyStopping, PositionLogprobs
 from model_runner.sampling import logprobs
 
 EndsText = Callable[[int, int], bool]
-"""Whether the text of a beam, given by its index, ends with one more token."""
+"""Whether the text of a beam, given by its index, is whole with one more token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,11 +48,15 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A whole answer. score: its total over its length ** length_penalty. by_token: an end token ends it."""
+    """A whole answer. score: its total over its length ** length_penalty.
+
+    by_token: an end token ends it; by_text: what its tokens say does; neither: only the limit.
+    """
 
     score: float
     beam: Beam
     by_token: bool
+    by_text: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,9 @@ class _Candidate:
     total: float
     parent: int
     token_id: int
-    is_end: bool
     by_token: bool
+    by_text: bool
+    is_end: bool
 
 
 class Search:
@@ -117,7 +122,7 @@ class Search:
         made = self._extend(logits, [*ended, *on])
         self.num_tokens += len(made)
         for candidate, beam in zip(ended, made, strict=False):
-            self._finish(beam, candidate.by_token)
+            self._finish(beam, candidate)
         self.beams = made[len(ended) :] or self.beams
         self.is_over = not on or self._is_settled()
         return [candidate.parent for candidate in on]
@@ -142,10 +147,11 @@ class Search:
 
     def _judge(self, total: float, parent: int, token_id: int, ends_text: EndsText | None) -> _Candidate:
         by_token = token_id in self._end_set
-        is_end = by_token or self.length + 1 >= self.limit
-        if ends_text is not None and not is_end and self.length >= self._min_tokens:
-            is_end = ends_text(parent, token_id)
-        return _Candidate(total, parent, token_id, is_end, by_token)
+        by_text = False
+        if ends_text is not None and not by_token and self.length >= self._min_tokens:
+            by_text = ends_text(parent, token_id)
+        is_end = by_token or by_text or self.length + 1 >= self.limit
+        return _Candidate(total, parent, token_id, by_token, by_text, is_end)
 
     def _extend(self, logits: Tensor, candidates: Sequence[_Candidate]) -> list[Beam]:
         positions: Sequence[PositionLogprobs | None] = [None] * len(candidates)
@@ -159,8 +165,9 @@ class Search:
             for each, position in zip(candidates, positions, strict=True)
         ]
 
-    def _finish(self, beam: Beam, by_token: bool) -> None:
-        finished = Finished(beam.total / beam.length**self._params.length_penalty, beam, by_token)
+    def _finish(self, beam: Beam, candidate: _Candidate) -> None:
+        score = beam.total / beam.length**self._params.length_penalty
+        finished = Finished(score, beam, candidate.by_token, candidate.by_text)
         # To the right of its equals: who finished first stays.
         insort(self.finished, finished, key=lambda each: -each.score)
         del self.finished[self._params.width :]

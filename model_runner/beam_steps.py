@@ -46,9 +46,9 @@ class Searcher:
             # What all begin with is computed again; now each computes the rest of its own.
             outcome.forks.append((live.sequences[0], children))
             return
-        texts = _Texts(live.sequences) if live.request.stop.stop_strings else None
+        ahead = _Ahead(live.sequences, reads=bool(live.request.stop.stop_strings))
         already = search.num_tokens
-        parents = search.advance(logits, _bias(live, logits), None if texts is None else texts.ends)
+        parents = search.advance(logits, _bias(live, logits), ahead.ends if ahead.is_needed else None)
         outcome.num_tokens += search.num_tokens - already
         live.output_tokens = search.num_tokens
         live.forked = True
@@ -58,19 +58,19 @@ class Searcher:
             live.sequences = []
             outcome.chunks += number(self._answers(live, search), live.usage(now))
         else:
-            live.sequences = self._descend(live, search, parents, texts, now, outcome)
+            live.sequences = self._descend(live, search, parents, ahead, now, outcome)
 
     def _descend(
         self,
         live: LiveRequest,
         search: Search,
         parents: list[int],
-        texts: _Texts | None,
+        ahead: _Ahead,
         now: float,
         outcome: Outcome,
     ) -> list[Sequence]:
         """The sequences of the new beams, each with its new token."""
-        before, constraints = live.sequences, [sequence.constraint for sequence in live.sequences]
+        before = live.sequences
         families: dict[Sequence, list[Sequence]] = {}
         after: list[Sequence] = []
         for index in parents:
@@ -80,9 +80,8 @@ class Searcher:
             after.append(child)
         for sequence, beam, index in zip(after, search.beams, parents, strict=True):
             self._progress.take(sequence, beam.token_id, now)
-            sequence.constraint = _follow(constraints[index], beam.token_id)
-            if texts is not None:
-                sequence.detokenizer = texts.after(index, beam.token_id)
+            if ahead.is_needed:
+                sequence.detokenizer, sequence.constraint = ahead.after(index, beam.token_id)
         outcome.forks += [(parent, children[1:]) for parent, children in families.items() if len(children) > 1]
         outcome.finished += [sequence for sequence in before if sequence not in families]
         return after
@@ -100,7 +99,7 @@ class Searcher:
         shown = token_ids[:-1] if finished.by_token else token_ids
         text = detokenizer.push(shown).text + detokenizer.finish()
         stop_string = detokenizer.stop_string
-        is_stopped = finished.by_token or stop_string is not None
+        is_stopped = finished.by_token or finished.by_text or stop_string is not None
         return Chunk(
             request_id=live.request.request_id,
             choice_index=0,
@@ -114,24 +113,34 @@ class Searcher:
         )
 
 
-class _Texts:
-    """The texts of beams, and of what may follow them, as far as a step looks at it."""
+class _Ahead:
+    """The texts and forms of beams, and of what may follow them, as far as a step looks at it."""
 
-    def __init__(self, beams: list[Sequence]) -> None:
-        self._before = [beam.detokenizer for beam in beams]
-        self._after: dict[tuple[int, int], Detokenizer] = {}
+    def __init__(self, beams: list[Sequence], *, reads: bool) -> None:
+        """reads: texts matter, because stop strings are looked for."""
+        self._before = [(beam.detokenizer, beam.constraint) for beam in beams]
+        self._reads = reads
+        self._after: dict[tuple[int, int], tuple[Detokenizer, Constraint | None]] = {}
+        self.is_needed = reads or any(constraint is not None for _, constraint in self._before)
 
     def ends(self, beam: int, token_id: int) -> bool:
-        """Whether a stop string ends the text of a beam and one more token."""
-        return self.after(beam, token_id).stop_string is not None
+        """Whether a stop string ends the text of a beam and one more token, or their form is complete."""
+        detokenizer, constraint = self.after(beam, token_id)
+        return detokenizer.stop_string is not None or (constraint is not None and constraint.is_over)
 
-    def after(self, beam: int, token_id: int) -> Detokenizer:
-        """The text of a beam and one more token."""
-        known = self._after.get((beam, token_id))
-        if known is None:
-            known = self._after[beam, token_id] = self._before[beam].copy()
-            known.push((token_id,))
-        return known
+    def after(self, beam: int, token_id: int) -> tuple[Detokenizer, Constraint | None]:
+        """The text and form of a beam and one more token."""
+        key = (beam, token_id)
+        if key not in self._after:
+            detokenizer, constraint = self._before[beam]
+            if self._reads:
+                detokenizer = detokenizer.copy()
+                detokenizer.push((token_id,))
+            if constraint is not None:
+                constraint = constraint.copy()
+                constraint.advance(token_id)
+            self._after[key] = detokenizer, constraint
+        return self._after[key]
 
 
 def _fork(parent: Sequence) -> Sequence:
@@ -149,14 +158,6 @@ def _fork(parent: Sequence) -> Sequence:
         last_token_at=parent.last_token_at,
         admitted_before=True,
     )
-
-
-def _follow(constraint: Constraint | None, token_id: int) -> Constraint | None:
-    if constraint is None:
-        return None
-    ahead = constraint.copy()
-    ahead.advance(token_id)
-    return ahead
 
 
 def _bias(live: LiveRequest, logits: Tensor) -> Tensor | None:

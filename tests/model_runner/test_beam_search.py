@@ -62,12 +62,11 @@ def submit(harness: Harness, name: str, prompt: Sequence[int], width: int, limit
 
 
 class ByThrees:
-    """A form whose i-th token is i modulo 3, and which notices when it is told other tokens."""
+    """A form whose i-th token is i modulo 3, and which is complete behind one of 30 or more."""
 
-    is_over = False
-
-    def __init__(self, length: int = 0) -> None:
+    def __init__(self, length: int = 0, is_over: bool = False) -> None:
         self.length = length
+        self.is_over = is_over
 
     def mask(self) -> NDArray[np.uint32]:
         allowed = np.arange(64) % 3 == self.length % 3
@@ -76,9 +75,10 @@ class ByThrees:
     def advance(self, token_id: int) -> None:
         assert token_id % 3 == self.length % 3
         self.length += 1
+        self.is_over = token_id >= 30
 
     def copy(self) -> ByThrees:
-        return ByThrees(self.length)
+        return ByThrees(self.length, self.is_over)
 
 
 class TestTheAnswers:
@@ -221,7 +221,12 @@ class TestTheAnswers:
         )
         harness.engine.submit(request).sequences[0].constraint = ByThrees()
         with harness:
-            assert_answers(harness, "a", naive_search([1, 2], 4, 8, eos=[9], bias=bias))
+            expected = naive_search([1, 2], 4, 8, eos=[9], bias=bias, stops=lambda answer: answer[-1] >= 30)
+            assert_answers(harness, "a", expected)
+            ended = [tokens[-1] >= 30 or tokens[-1] == 9 for _, tokens in expected]
+            assert True in ended
+            reasons = [chunk.finish_reason for chunk in harness.wait("a")]
+            assert reasons == [FinishReason.STOP if each else FinishReason.LENGTH for each in ended]
 
     def test_fewer_answers_than_beams(self) -> None:
         """Of two tokens there are four answers of two."""
