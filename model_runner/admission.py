@@ -109,7 +109,7 @@ def _moment(end: int, sooner: int, later: int) -> int:
 
 def _future(sequence: Sequence, lengths: OutputLengths, block_size: int, begins: int, blocks: int) -> Future:
     live = sequence.live
-    outputs = lengths.remaining(sequence.num_outputs, live.request.stop.max_tokens)
+    outputs = lengths.remaining(sequence.num_outputs, live.max_outputs)
     return Future(
         block_size=block_size,
         tokens=len(sequence.token_ids),
@@ -122,7 +122,7 @@ def _future(sequence: Sequence, lengths: OutputLengths, block_size: int, begins:
 
 
 def _can_outgrow(sequence: Sequence, block_size: int) -> bool:
-    limit = sequence.live.request.stop.max_tokens
+    limit = sequence.live.max_outputs
     if limit is None or (not sequence.live.forked and sequence.live.num_parting > 1):
         return True
     return len(sequence.token_ids) + limit - sequence.num_outputs - 1 > len(sequence.block_table) * block_size

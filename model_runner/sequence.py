@@ -37,6 +37,11 @@ class LiveRequest:
     """The beams of a search, each with its tokens, while one of them stands for all."""
 
     @property
+    def max_outputs(self) -> int | None:
+        """Tokens of each answer at most; None when nobody has said."""
+        return self.request.stop.max_tokens if self.search is None else self.search.limit
+
+    @property
     def longest_beam(self) -> int:
         """Tokens of the longest sequence that a split of the first one brings, its next token included."""
         return max((len(token_ids) for _, token_ids in self._folded), default=len(self.sequences[0].token_ids) + 1)

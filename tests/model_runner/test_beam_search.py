@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from kvmanager import KvManager
 from kvmanager.types import IndexKind
 from model_runner.batch import BatchEntry
-from model_runner.books import BlockGrant, CopyOrder, Growth, SequenceUpdate
+from model_runner.books import Admission, AllocationRequest, BlockGrant, CopyOrder, Growth, SequenceUpdate
 from model_runner.engine_types import Failure, FailureKind
 from model_runner.request import (
     BeamSearch,
     EarlyStopping,
     FinishReason,
     GenerateRequest,
+    Retention,
     SamplingParams,
     StopConditions,
 )
@@ -351,6 +352,42 @@ class TestPreemption:
                 if (usage := harness.last(name).usage) and harness.last(name).score
             )
             assert preempted > 0
+
+    @pytest.mark.usefixtures("no_foresight")
+    @pytest.mark.parametrize("index", IndexKind)
+    def test_however_prefixes_are_kept(self, index: IndexKind) -> None:
+        with Harness(num_blocks=24, cache=CacheOptions(index=index)) as harness:
+            for number in range(6):
+                submit(harness, str(number), [*prompt_of(7), *prompt_of(3, number)], 3, 12)
+            for number in range(6):
+                expected = naive_search([*prompt_of(7), *prompt_of(3, number)], 3, 12)
+                assert_answers(harness, str(number), expected)
+            assert sum(step.preemptions for step in harness.recorder.steps) > 0
+
+    def test_a_search_that_pins_leave_no_room_for_waits_and_is_not_preempted_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """8 of 16 blocks are pinned, and the search comes to need 14: it waits until the pins end."""
+        monkeypatch.setattr("model_runner.engine.STARVED_SECONDS", 0.001)
+        now = [0.0]
+
+        class Patient(InProcessBooks):
+            refusals = 0
+
+            def allocate(self, request: AllocationRequest) -> Admission | None:
+                admission = super().allocate(request)
+                self.refusals += admission is None
+                if self.refusals == 3:
+                    now[0] = 100.0
+                return admission
+
+        manager = KvManager("boot", clock=lambda: now[0])
+        with Harness(books=Patient(manager), manager=manager, num_blocks=17) as harness:
+            harness.submit("pinned", prompt_of(32, 1), 1, retention=Retention(pin_seconds=50))
+            harness.wait("pinned")
+            submit(harness, "a", prompt_of(9), 4, 12)
+            assert_answers(harness, "a", naive_search(prompt_of(9), 4, 12))
+            assert harness.last("a").usage.preemptions == 1
 
     def test_a_search_that_comes_back_computes_what_its_beams_share_once(self) -> None:
         """Without a prefix cache: 30 tokens of the prompt are computed twice, not once more for each beam."""
