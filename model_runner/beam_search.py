@@ -80,7 +80,7 @@ class Search:
         min_tokens: int = 0,
         top_logprobs: int | None = None,
     ) -> None:
-        """limit: tokens of an answer at most. min_tokens: before so many, no end token follows.
+        """limit: tokens of an answer at most. min_tokens: before so many, no end token comes.
 
         top_logprobs: how many candidates are reported beside each token; None for no log-probabilities.
         """
@@ -104,15 +104,16 @@ class Search:
         """Tokens of each beam."""
         return self.beams[0].length
 
-    def advance(self, logits: Tensor, bias: Tensor | None = None, ends_text: EndsText | None = None) -> list[int]:
+    def advance(self, logits: Tensor, edited: Tensor | None = None, ends_text: EndsText | None = None) -> list[int]:
         """Goes one token further, from float32 logits [beams, V]. Returns for each new beam the index of its parent.
 
-        bias: float32 [beams or 1, V], added to the log-probabilities, which are not normalised again; -inf forbids a
-        token. A beam that nothing may follow ends nowhere, so there may be fewer beams than `width`.
+        edited: the logits with what a request adds to them, by default the same. It counts in the log-probabilities,
+        which are not normalised again, as transformers has it; -inf forbids a token. A beam that nothing may follow
+        goes nowhere, so there may be fewer beams than `width`.
         """
         on: list[_Candidate] = []
         ended: list[_Candidate] = []
-        for rank, candidate in enumerate(self._candidates(logits, bias, ends_text)):
+        for rank, candidate in enumerate(self._candidates(logits, logits if edited is None else edited, ends_text)):
             if not candidate.is_end:
                 on.append(candidate)
             elif rank < self._params.width:
@@ -127,29 +128,27 @@ class Search:
         self.is_over = not on or self._is_settled()
         return [candidate.parent for candidate in on]
 
-    def _candidates(self, logits: Tensor, bias: Tensor | None, ends_text: EndsText | None) -> Iterator[_Candidate]:
+    def _candidates(self, logits: Tensor, edited: Tensor, ends_text: EndsText | None) -> Iterator[_Candidate]:
         """The best candidates, best first; among equals those of the better beam, then of the lower token id."""
         found: list[tuple[float, int, int]] = []
-        rows = _likeliest(logits, self._edited(logits, bias), min(self._num_candidates, self._per_beam))
+        rows = _likeliest(logits, self._without_ends(edited), min(self._num_candidates, self._per_beam))
         for parent, (beam, row) in enumerate(zip(self.beams, rows, strict=True)):
             before = np.float32(beam.total)
             found += [(float(before + np.float32(value)), parent, token_id) for token_id, value in row if value > -inf]
         found.sort(key=lambda each: -each[0])
         return (self._judge(*each, ends_text) for each in found[: self._num_candidates])
 
-    def _edited(self, logits: Tensor, bias: Tensor | None) -> Tensor:
-        """The logits with what is added to them, or the very same."""
-        edited = logits if bias is None else logits + bias
-        if self._ends and self.length < self._min_tokens:
-            edited = edited.clone()
-            edited[:, self._ends] = -inf
+    def _without_ends(self, logits: Tensor) -> Tensor:
+        """The logits without those of end tokens while it is too early for them; else the very same."""
+        if not self._ends or self.length >= self._min_tokens:
+            return logits
+        edited = logits.clone()
+        edited[:, self._ends] = -inf
         return edited
 
     def _judge(self, total: float, parent: int, token_id: int, ends_text: EndsText | None) -> _Candidate:
         by_token = token_id in self._end_set
-        by_text = False
-        if ends_text is not None and not by_token and self.length >= self._min_tokens:
-            by_text = ends_text(parent, token_id)
+        by_text = ends_text is not None and not by_token and ends_text(parent, token_id)
         is_end = by_token or by_text or self.length + 1 >= self.limit
         return _Candidate(total, parent, token_id, by_token, by_text, is_end)
 

@@ -6,6 +6,8 @@ a beam goes on in its sequence, and so in its blocks; the others are forked from
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,16 +18,14 @@ from model_runner.constraint import Constraint
 from model_runner.detokenizer import Detokenizer
 from model_runner.outcome import Outcome
 from model_runner.progress import Progress
-from model_runner.request import Chunk, FinishReason, SamplingParams
+from model_runner.request import Chunk, FinishReason
 from model_runner.sequence import LiveRequest, Sequence
-from model_runner.token_text import Tokenizer
 
 
 class Searcher:
     """Takes the steps of all searches, one after the other."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int], progress: Progress) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, eos_token_ids: frozenset[int], progress: Progress) -> None:
         self._eos_token_ids = eos_token_ids
         self._progress = progress
 
@@ -48,7 +48,7 @@ class Searcher:
             return
         ahead = _Ahead(live.sequences, reads=bool(live.request.stop.stop_strings))
         already = search.num_tokens
-        parents = search.advance(logits, _bias(live, logits), ahead.ends if ahead.is_needed else None)
+        parents = search.advance(logits, _edited(live, logits), ahead.ends if ahead.is_needed else None)
         outcome.num_tokens += search.num_tokens - already
         live.output_tokens = search.num_tokens
         live.forked = True
@@ -56,7 +56,7 @@ class Searcher:
         if search.is_over:
             outcome.finished += live.sequences
             live.sequences = []
-            outcome.chunks += number(self._answers(live, search), live.usage(now))
+            outcome.chunks += number(_answers(live, search), live.usage(now))
         else:
             live.sequences = self._descend(live, search, parents, ahead, now, outcome)
 
@@ -85,32 +85,6 @@ class Searcher:
         outcome.forks += [(parent, children[1:]) for parent, children in families.items() if len(children) > 1]
         outcome.finished += [sequence for sequence in before if sequence not in families]
         return after
-
-    def _answers(self, live: LiveRequest, search: Search) -> list[Chunk]:
-        best = search.finished[: live.request.num_choices]
-        # Where every token is forbidden, there is no answer at all.
-        nothing = Chunk(live.request.request_id, 0, (), "", finish_reason=FinishReason.LENGTH)
-        return [self._answer(live, each) for each in best] or [nothing]
-
-    def _answer(self, live: LiveRequest, finished: Finished) -> Chunk:
-        path = finished.beam.path()
-        token_ids = tuple(beam.token_id for beam in path)
-        detokenizer = Detokenizer(self._tokenizer, live.request.stop.stop_strings)
-        shown = token_ids[:-1] if finished.by_token else token_ids
-        text = detokenizer.push(shown).text + detokenizer.finish()
-        stop_string = detokenizer.stop_string
-        is_stopped = finished.by_token or finished.by_text or stop_string is not None
-        return Chunk(
-            request_id=live.request.request_id,
-            choice_index=0,
-            token_ids=token_ids,
-            text=text,
-            logprobs=tuple(beam.logprobs for beam in path if beam.logprobs is not None),
-            finish_reason=FinishReason.STOP if is_stopped else FinishReason.LENGTH,
-            stop_token_id=token_ids[-1] if finished.by_token and stop_string is None else None,
-            stop_string=stop_string,
-            score=finished.score,
-        )
 
 
 class _Ahead:
@@ -160,12 +134,47 @@ def _fork(parent: Sequence) -> Sequence:
     )
 
 
-def _bias(live: LiveRequest, logits: Tensor) -> Tensor | None:
-    """What is added to the log-probabilities, float32 [beams or 1, V]: logit bias, and -inf for what may not follow."""
-    sampling: SamplingParams = live.request.sampling
+def _answers(live: LiveRequest, search: Search) -> list[Chunk]:
+    """The best answers as one chunk each, best first."""
+    best = search.finished[: live.request.num_choices]
+    # Where every token is forbidden, there is no answer at all.
+    nothing = Chunk(live.request.request_id, 0, (), "", finish_reason=FinishReason.LENGTH)
+    return [_answer(live, each) for each in best] or [nothing]
+
+
+def _answer(live: LiveRequest, finished: Finished) -> Chunk:
+    path = finished.beam.path()
+    token_ids = tuple(beam.token_id for beam in path)
+    text, stop_string = _text(live, token_ids[:-1] if finished.by_token else token_ids)
+    is_stopped = finished.by_token or finished.by_text or stop_string is not None
+    return Chunk(
+        request_id=live.request.request_id,
+        choice_index=0,
+        token_ids=token_ids,
+        text=text,
+        logprobs=tuple(beam.logprobs for beam in path if beam.logprobs is not None),
+        finish_reason=FinishReason.STOP if is_stopped else FinishReason.LENGTH,
+        stop_token_id=token_ids[-1] if finished.by_token and stop_string is None else None,
+        stop_string=stop_string,
+        score=finished.score,
+    )
+
+
+def _text(live: LiveRequest, token_ids: Seq[int]) -> tuple[str, str | None]:
+    """The text of an answer, and the stop string that ends it, if one does."""
+    if live.no_text is None:
+        return "", None
+    detokenizer = live.no_text.copy()
+    text = detokenizer.push(token_ids).text + detokenizer.finish()
+    return text, detokenizer.stop_string
+
+
+def _edited(live: LiveRequest, logits: Tensor) -> Tensor:
+    """The logits with the bias, and -inf for what may not follow: float32 [beams, V], or the very same."""
+    sampling = live.request.sampling
     constraints = [sequence.constraint for sequence in live.sequences if sequence.constraint is not None]
     if not (sampling.logit_bias or sampling.allowed_token_ids is not None or constraints):
-        return None
+        return logits
     vocabulary = logits.shape[1]
     bias = np.zeros((1, vocabulary), dtype=np.float32)
     for token_id, amount in sampling.logit_bias:
@@ -178,4 +187,4 @@ def _bias(live: LiveRequest, logits: Tensor) -> Tensor | None:
         masks = np.stack([constraint.mask() for constraint in constraints]).view(np.uint8)
         allowed = np.unpackbits(masks, axis=1, count=vocabulary, bitorder="little")
         bias = np.where(allowed, bias, np.float32(-np.inf))
-    return torch.from_numpy(bias).to(logits.device)
+    return logits + torch.from_numpy(bias).to(logits.device)

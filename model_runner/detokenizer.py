@@ -27,11 +27,17 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        *,
+        min_tokens: int = 0,
     ) -> None:
-        """Raises ValueError for an empty stop string."""
+        """min_tokens: the text of so many tokens is not searched. Raises ValueError for an empty stop string."""
         self._text = token_text(tokenizer, skip_special_tokens)
         self._search = StopSearch(stop_strings)
+        self._unsearched = min_tokens
 
     @property
     def stop_string(self) -> str | None:
@@ -46,7 +52,12 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Adds tokens, which may also be none. After a stop string they change nothing."""
-        text = self._search.push(self._text.push(token_ids))
+        text = ""
+        if self._unsearched:
+            first, token_ids = token_ids[: self._unsearched], token_ids[self._unsearched :]
+            self._unsearched -= len(first)
+            text = self._text.push(first)
+        text += self._search.push(self._text.push(token_ids))
         return TextDelta(text, self._search.found)
 
     def finish(self) -> str:

@@ -39,7 +39,7 @@ class Generation:
         self._max_sequence_tokens = max_sequence_tokens
         self._search_room = search_room
         self._progress = Progress(observer)
-        self._searcher = Searcher(tokenizer, eos_token_ids, self._progress)
+        self._searcher = Searcher(eos_token_ids, self._progress)
 
     def first_sequence(self, live: LiveRequest) -> Sequence:
         """The sequence that computes the prompt; it becomes choice 0, or the first beam."""
@@ -47,7 +47,9 @@ class Generation:
         limit = self._search_room.limit(prompt_tokens, request.num_sequences)
         live.search = self._searcher.begin(live, min(limit, self._max_sequence_tokens - prompt_tokens + 1))
         live.best_of = BestOf() if request.is_best_of else None
-        return self._choice(live, 0, list(request.prompt_token_ids))
+        sequence = self._choice(live, 0, list(request.prompt_token_ids))
+        live.no_text = sequence.detokenizer.copy()
+        return sequence
 
     def advance(self, ready: Seq[Sequence], logits: Tensor, now: float) -> Outcome:
         """One more token for each of `ready`, whose next-token logits are the rows of `logits`, float32 [R, V].
@@ -96,7 +98,7 @@ class Generation:
             sequence_id=f"{request.request_id}/{index}",
             token_ids=token_ids,
             seed=seed % (1 << _SEED_BITS),
-            detokenizer=Detokenizer(self._tokenizer, request.stop.stop_strings),
+            detokenizer=Detokenizer(self._tokenizer, request.stop.stop_strings, min_tokens=request.stop.min_tokens),
         )
 
     def _split(self, parent: Sequence, outcome: Outcome) -> list[Sequence]:

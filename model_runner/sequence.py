@@ -31,6 +31,8 @@ class LiveRequest:
     forked: bool = False
     search: Search | None = None
     best_of: BestOf | None = None
+    no_text: Detokenizer | None = None
+    """What the text of every answer begins with."""
     num_named: int = 0
     """The last number of a sequence's id; the first sequence has 0."""
     _folded: list[tuple[Sequence, list[int]]] = field(default_factory=list)

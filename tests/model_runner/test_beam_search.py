@@ -26,6 +26,7 @@ from model_runner.request import (
     SamplingParams,
     StopConditions,
 )
+from model_runner.waiting_line import SchedulingPolicy
 from services.books_inprocess import InProcessBooks
 from services.cache_options import CacheOptions
 from tests.model_runner.engine_harness import Harness
@@ -181,6 +182,22 @@ class TestTheAnswers:
                 found = next((stop for stop in stops if text.endswith(stop)), None)
                 assert (chunk.text, chunk.stop_string) == (text.removesuffix(found or ""), found)
                 assert chunk.finish_reason is (FinishReason.STOP if found else FinishReason.LENGTH)
+
+    def test_no_stop_string_is_looked_for_before_the_least_length(self) -> None:
+        stops = ("B", "d", "q", "k", "z", "m")
+
+        def stopped(tokens: tuple[int, ...]) -> bool:
+            return len(tokens) > 4 and ToyTokenizer.text(tokens).endswith(stops)
+
+        expected = naive_search([1, 2], 4, 12, stops=stopped)
+        assert any(set(ToyTokenizer.text(tokens[:4])) & set(stops) for _, tokens in expected)
+        assert any(stopped(tokens) for _, tokens in expected)
+        with Harness() as harness:
+            submit(harness, "a", [1, 2], 4, 12, stop_strings=stops, min_tokens=4)
+            assert_answers(harness, "a", expected)
+            for chunk in harness.wait("a"):
+                text = ToyTokenizer.text(chunk.token_ids)
+                assert chunk.text == (text[:-1] if stopped(chunk.token_ids) else text)
 
     def test_log_probabilities(self) -> None:
         with Harness(eos=ENDS) as harness:
@@ -363,6 +380,16 @@ class TestPreemption:
                 expected = naive_search([*prompt_of(7), *prompt_of(3, number)], 3, 12)
                 assert_answers(harness, str(number), expected)
             assert sum(step.preemptions for step in harness.recorder.steps) > 0
+
+    @pytest.mark.usefixtures("no_foresight")
+    def test_the_search_that_counts_least_gives_way(self) -> None:
+        with Harness(num_blocks=24, policy=SchedulingPolicy.PRIORITY) as harness:
+            for number in range(5):
+                submit(harness, str(number), prompt_of(6 + number, number), 3, 12, queue_priority=-20 * number)
+            for number in range(5):
+                assert_answers(harness, str(number), naive_search(prompt_of(6 + number, number), 3, 12))
+            assert sum(step.preemptions for step in harness.recorder.steps) > 0
+            assert harness.last("4").usage.preemptions == 0
 
     def test_a_search_that_pins_leave_no_room_for_waits_and_is_not_preempted_again(
         self, monkeypatch: pytest.MonkeyPatch
