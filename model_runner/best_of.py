@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from model_runner.request import Chunk, FinishReason, PositionLogprobs, Usage
 
 
 @dataclass(slots=True)
 class _Draft:
-    """One answer drawn so far. total: the sum of its tokens' log-probabilities."""
+    """One answer drawn so far, and its last chunk. total: the sum of its tokens' log-probabilities."""
 
+    last: Chunk
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     total: float = 0.0
-    last: Chunk | None = None
+
+    @property
+    def score(self) -> float:
+        """The mean; an answer of no token at all is the least likely."""
+        return self.total / len(self.token_ids) if self.token_ids else -inf
 
     def add(self, chunk: Chunk, logprob: float) -> None:
         self.text += chunk.text
@@ -26,14 +32,12 @@ class _Draft:
 
     def whole(self) -> Chunk:
         """All of it as one chunk, with its mean log-probability as score."""
-        if self.last is None:
-            raise ValueError("an answer without a token can't be whole")
         return replace(
             self.last,
             token_ids=tuple(self.token_ids),
             text=self.text,
             logprobs=tuple(self.logprobs),
-            score=self.total / len(self.token_ids),
+            score=self.score,
             usage=None,
         )
 
@@ -45,14 +49,14 @@ class BestOf:
         self._drafts: dict[int, _Draft] = {}
 
     def add(self, chunk: Chunk, logprob: float) -> None:
-        """Takes the chunk of one token, whose natural log-probability is `logprob`."""
-        self._drafts.setdefault(chunk.choice_index, _Draft()).add(chunk, logprob)
+        """Takes the chunk of one token, whose natural log-probability is `logprob`, or the end without a token."""
+        self._drafts.setdefault(chunk.choice_index, _Draft(chunk)).add(chunk, logprob)
 
     def best(self, count: int, usage: Usage) -> list[Chunk]:
         """The `count` likeliest, best first, numbered anew; of two equal ones the one with the lower seed."""
-        drafts = [draft for _, draft in sorted(self._drafts.items())]
-        answers = sorted((draft.whole() for draft in drafts), key=lambda answer: -(answer.score or 0.0))[:count]
-        return number(answers, usage)
+        by_seed = [draft for _, draft in sorted(self._drafts.items())]
+        best = sorted(by_seed, key=lambda draft: -draft.score)[:count]
+        return number([draft.whole() for draft in best], usage)
 
 
 def number(answers: list[Chunk], usage: Usage) -> list[Chunk]:

@@ -86,8 +86,8 @@ class Generation:
                 outcome.finished.append(sequence)
             if sequence.live.best_of is None:
                 outcome.chunks.append(chunk)
-            elif position is not None:
-                outcome.chunks += _hold_back(sequence.live, sequence.live.best_of, chunk, position.logprob)
+            else:
+                outcome.chunks += _hold_back(sequence.live, sequence.live.best_of, chunk, position)
 
     def _choice(self, live: LiveRequest, index: int, token_ids: list[int]) -> Sequence:
         request = live.request
@@ -183,9 +183,9 @@ def _abort_chunk(sequence: Sequence, now: float) -> Chunk:
     )
 
 
-def _hold_back(live: LiveRequest, best_of: BestOf, chunk: Chunk, logprob: float) -> list[Chunk]:
+def _hold_back(live: LiveRequest, best_of: BestOf, chunk: Chunk, position: PositionLogprobs | None) -> list[Chunk]:
     """Keeps a chunk until all answers are there; then the best of them."""
-    best_of.add(chunk, logprob)
+    best_of.add(chunk, 0.0 if position is None else position.logprob)
     return [] if chunk.usage is None else best_of.best(live.request.num_choices, chunk.usage)
 
 

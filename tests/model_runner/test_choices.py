@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from kvmanager import KvManager
+from model_runner.best_of import BestOf
 from model_runner.engine_types import Failure
-from model_runner.request import FinishReason, SamplingParams
+from model_runner.request import Chunk, FinishReason, SamplingParams, Usage
 from tests.model_runner.engine_harness import Harness
 from tests.model_runner.test_engine import UnreliableBooks
 from tests.model_runner.toy_model import VOCAB_SIZE, ToyTokenizer, answer, next_logits
@@ -111,6 +114,18 @@ class TestBestOf:
                 by_token = chunk.token_ids[-1] in ends
                 assert chunk.stop_token_id == (chunk.token_ids[-1] if by_token else None)
                 assert chunk.text == ToyTokenizer.text(chunk.token_ids[: -1 if by_token else None])
+
+    def test_an_answer_without_a_token_comes_last(self) -> None:
+        best_of = BestOf()
+        end = Chunk("a", 0, (), "", finish_reason=FinishReason.STOP)
+        best_of.add(end, 0.0)
+        best_of.add(Chunk("a", 1, (3,), "d"), -2.5)
+        best_of.add(Chunk("a", 1, (4,), "e", finish_reason=FinishReason.LENGTH), -1.5)
+        usage = Usage(1, 0, 2, 0, 0.0, 0.0, 0.0)
+        assert best_of.best(2, usage) == [
+            Chunk("a", 0, (3, 4), "de", finish_reason=FinishReason.LENGTH, score=-2.0),
+            replace(end, choice_index=1, score=-math.inf, usage=usage),
+        ]
 
     def test_log_probabilities_if_asked_for(self) -> None:
         with Harness() as harness:
