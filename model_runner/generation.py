@@ -6,13 +6,15 @@ import secrets
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from model_runner.detokenizer import Detokenizer
+from model_runner.logit_edits import LogitEdits
+from model_runner.logit_rules import LogitRules
 from model_runner.observer import EngineObserver
 from model_runner.request import Chunk, FinishReason, GenerateRequest, PositionLogprobs
-from model_runner.sampling import SamplingRows, logprobs, sample
+from model_runner.sampling import logprobs, sample
+from model_runner.sampling_rows import NO_TOKEN, SamplingRows
 from model_runner.sequence import LiveRequest, Sequence
 from model_runner.token_text import Tokenizer
 
@@ -47,23 +49,24 @@ class Generation:
         """The sequence that computes the prompt; it becomes choice 0."""
         return self._choice(live, 0, list(live.request.prompt_token_ids))
 
-    def advance(self, ready: Seq[Sequence], logits: Tensor, now: float) -> Outcome:
-        """One more token for each of `ready`, whose next-token logits are the rows of `logits`, float32 [R, V].
+    def advance(self, ready: Seq[Sequence], rows: Seq[int], logits: Tensor, now: float) -> Outcome:
+        """One more token for each of `ready`, whose next-token logits are at `rows` [R] of `logits`, float32 [S, V].
 
         A prompt that is complete for the first time splits into its choices here, which all draw from one row.
         """
         outcome = Outcome()
-        rows: list[int] = []
+        source: list[int] = []
         drawing: list[Sequence] = []
-        for row, sequence in enumerate(ready):
+        for row, sequence in zip(rows, ready, strict=True):
             family = [sequence, *self._split(sequence, outcome)]
             drawing.extend(family)
-            rows.extend([row] * len(family))
-        if len(rows) > len(ready):
-            logits = logits[torch.tensor(rows, device=logits.device)]
-        token_ids, positions = _draw(logits, drawing)
+            source.extend([row] * len(family))
+        token_ids, positions = _draw(logits, source, drawing)
         for sequence, token_id, position in zip(drawing, token_ids, positions, strict=True):
-            outcome.chunks.append(self._accept(sequence, token_id, position, now))
+            if token_id == NO_TOKEN:
+                outcome.chunks.append(end_chunk(sequence, FinishReason.STOP, now))
+            else:
+                outcome.chunks.append(self._accept(sequence, token_id, position, now))
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)
         return outcome
@@ -77,7 +80,10 @@ class Generation:
             sequence_id=f"{request.request_id}/{index}",
             token_ids=token_ids,
             seed=seed % (1 << _SEED_BITS),
-            detokenizer=Detokenizer(self._tokenizer, request.stop.stop_strings),
+            detokenizer=Detokenizer(
+                self._tokenizer, request.stop.stop_strings, unsearched_tokens=request.stop.min_tokens
+            ),
+            rules=LogitRules.of(request, self._eos_token_ids),
         )
 
     def _split(self, parent: Sequence, outcome: Outcome) -> list[Sequence]:
@@ -114,6 +120,7 @@ class Generation:
             stop_token_id=stop_token_id,
             stop_string=stop_string,
             usage=None if live.sequences else live.usage(now),
+            prompt_logprobs=live.take_prompt_logprobs(),
         )
 
     def _read(self, sequence: Sequence, token_id: int) -> tuple[str, int | None, str | None]:
@@ -150,28 +157,43 @@ class Generation:
         sequence.last_token_at = live.last_token_at = now
 
 
-def abort_chunk(sequence: Sequence, now: float) -> Chunk:
+def end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
     """Ends one choice without another token; the held-back text goes out."""
     live = sequence.live
-    sequence.finish_reason = FinishReason.ABORT
+    sequence.finish_reason = reason
     live.sequences.remove(sequence)
+    text = sequence.detokenizer.finish()
     return Chunk(
         request_id=live.request.request_id,
         choice_index=sequence.choice_index,
         token_ids=(),
-        text=sequence.detokenizer.finish(),
-        finish_reason=FinishReason.ABORT,
+        text=text,
+        finish_reason=reason,
+        stop_string=sequence.detokenizer.stop_string if reason is FinishReason.STOP else None,
         usage=None if live.sequences else live.usage(now),
+        prompt_logprobs=live.take_prompt_logprobs() if live.forked else (),
     )
 
 
-def _draw(logits: Tensor, drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
+def _draw(logits: Tensor, source: Seq[int], drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
+    """Tokens, or NO_TOKEN, and log-probabilities; each of `drawing` has its logits in the row that `source` says."""
     requests: list[GenerateRequest] = [sequence.live.request for sequence in drawing]
     rows = SamplingRows.of(
         [request.sampling for request in requests],
         [sequence.seed for sequence in drawing],
         [len(sequence.token_ids) for sequence in drawing],
     )
-    token_ids = sample(logits, rows)
-    positions = logprobs(logits, token_ids, [request.logprobs for request in requests])
-    return token_ids.tolist(), positions
+    edits = None
+    if any(sequence.rules or sequence.constraint for sequence in drawing):
+        edits = [_edits(sequence, logits.shape[1]) for sequence in drawing]
+    drawn = sample(logits, rows, edits, source)
+    token_ids = drawn.tolist()
+    asked = [None if token == NO_TOKEN else each.logprobs for token, each in zip(token_ids, requests, strict=True)]
+    return token_ids, logprobs(logits, drawn, asked, source)
+
+
+def _edits(sequence: Sequence, vocabulary: int) -> LogitEdits | None:
+    form = None if sequence.constraint is None else sequence.constraint.mask()
+    if sequence.rules is not None:
+        return sequence.rules.edits(sequence.token_ids, vocabulary, form)
+    return None if form is None else LogitEdits(mask=form)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_runner.invalid import InvalidRequest
 from model_runner.request import GenerateRequest, Retention, SamplingParams, StopConditions
-from model_runner.validation import InvalidRequest, Limits, check_text_size, validate
+from model_runner.validation import Limits, check_text_size, validate
 
 LIMITS = Limits(vocab_size=1000, max_sequence_tokens=64)
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
