@@ -229,7 +229,7 @@ class Engine:
             StepReport(
                 phases=self._clock.phases(),
                 prefill_tokens=plan.prefill_tokens,
-                generated_tokens=len(outcome.chunks),
+                generated_tokens=sum(len(chunk.token_ids) for chunk in outcome.chunks),
                 preemptions=plan.preemptions,
                 sequences=len(plan.work),
             )

@@ -39,6 +39,17 @@ def check_count(field: str, count: int, most: int) -> None:
         raise InvalidRequest(field, f"{field} has {count} entries; the most is {most}.")
 
 
+def check_printable(field: str, text: str) -> None:
+    """Refuses a text with characters that cannot be shown."""
+    odd = next((index for index, character in enumerate(text) if not character.isprintable()), None)
+    if odd is not None:
+        raise InvalidRequest(
+            field,
+            f"{field} has U+{ord(text[odd]):04X} at index {odd}, which cannot be printed; "
+            "use printable characters only.",
+        )
+
+
 def check_bytes(field: str, text: str, most: int) -> None:
     """Refuses a text of too many bytes."""
     size = utf8_size(text)

@@ -9,6 +9,7 @@ from model_runner.invalid import (
     are_tokens,
     check_bytes,
     check_count,
+    check_printable,
     check_range,
     check_token_ids,
     utf8_size,
@@ -24,6 +25,8 @@ from model_runner.request import (
     MAX_STOP_STRING_BYTES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    MAX_TENANT_BYTES,
+    NO_RETENTION,
     GenerateRequest,
     StopConditions,
 )
@@ -70,8 +73,9 @@ def validate(request: GenerateRequest, limits: Limits) -> None:
         if getattr(request, field) is not None:
             check_range(field, getattr(request, field), 0, MAX_LOGPROBS)
     check_bytes("cache_salt", request.cache_salt, MAX_SALT_BYTES)
-    check_range("priority", request.retention.priority, 0, MAX_PRIORITY)
-    check_range("pin_seconds", request.retention.pin_seconds, 0, MAX_PIN_SECONDS, hint=" (a week)")
+    _check_retention(request)
+    check_bytes("tenant", request.tenant, MAX_TENANT_BYTES)
+    check_printable("tenant", request.tenant)
     check_range("queue_priority", request.queue_priority, -MAX_QUEUE_PRIORITY, MAX_QUEUE_PRIORITY)
 
 
@@ -80,12 +84,18 @@ def _check_request_id(request_id: str) -> None:
         raise InvalidRequest("request_id", "request_id is empty; give the request a name of 1 byte or more.")
     check_bytes("request_id", request_id, MAX_REQUEST_ID_BYTES)
     # The books refuse such ids too, since they show them to people.
-    odd = next((index for index, character in enumerate(request_id) if not character.isprintable()), None)
-    if odd is not None:
+    check_printable("request_id", request_id)
+
+
+def _check_retention(request: GenerateRequest) -> None:
+    retention = request.retention
+    check_range("priority", retention.priority, 0, MAX_PRIORITY)
+    check_range("pin_seconds", retention.pin_seconds, 0, MAX_PIN_SECONDS, hint=" (a week)")
+    if request.skip_cache_write and retention != NO_RETENTION:
         raise InvalidRequest(
-            "request_id",
-            f"request_id has U+{ord(request_id[odd]):04X} at index {odd}, which cannot be printed; "
-            "use printable characters only.",
+            "skip_cache_write",
+            f"skip_cache_write leaves nothing in the cache that priority {retention.priority} or a pin of "
+            f"{retention.pin_seconds:g} seconds could keep; leave one or the other out.",
         )
 
 
