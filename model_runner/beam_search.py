@@ -77,10 +77,9 @@ class Search:
         params: BeamSearch,
         limit: int,
         end_token_ids: frozenset[int] = frozenset(),
-        min_tokens: int = 0,
         top_logprobs: int | None = None,
     ) -> None:
-        """limit: tokens of an answer at most. min_tokens: before so many, no end token comes.
+        """limit: tokens of an answer at most.
 
         top_logprobs: how many candidates are reported beside each token; None for no log-probabilities.
         """
@@ -91,9 +90,7 @@ class Search:
         self.num_tokens = 0
         """Tokens of all beams and answers, those that were dropped too."""
         self._params = params
-        self._ends = sorted(end_token_ids)
-        self._end_set = end_token_ids
-        self._min_tokens = min_tokens
+        self._ends = end_token_ids
         self._top_logprobs = top_logprobs
         # So many that `width` beams can go on even if each beam's best candidates are all its ends.
         self._num_candidates = max(2, 1 + len(end_token_ids)) * params.width
@@ -131,23 +128,15 @@ class Search:
     def _candidates(self, logits: Tensor, edited: Tensor, ends_text: EndsText | None) -> Iterator[_Candidate]:
         """The best candidates, best first; among equals those of the better beam, then of the lower token id."""
         found: list[tuple[float, int, int]] = []
-        rows = _likeliest(logits, self._without_ends(edited), min(self._num_candidates, self._per_beam))
+        rows = _likeliest(logits, edited, min(self._num_candidates, self._per_beam))
         for parent, (beam, row) in enumerate(zip(self.beams, rows, strict=True)):
             before = np.float32(beam.total)
             found += [(float(before + np.float32(value)), parent, token_id) for token_id, value in row if value > -inf]
         found.sort(key=lambda each: -each[0])
         return (self._judge(*each, ends_text) for each in found[: self._num_candidates])
 
-    def _without_ends(self, logits: Tensor) -> Tensor:
-        """The logits without those of end tokens while it is too early for them; else the very same."""
-        if not self._ends or self.length >= self._min_tokens:
-            return logits
-        edited = logits.clone()
-        edited[:, self._ends] = -inf
-        return edited
-
     def _judge(self, total: float, parent: int, token_id: int, ends_text: EndsText | None) -> _Candidate:
-        by_token = token_id in self._end_set
+        by_token = token_id in self._ends
         by_text = ends_text is not None and not by_token and ends_text(parent, token_id)
         is_end = by_token or by_text or self.length + 1 >= self.limit
         return _Candidate(total, parent, token_id, by_token, by_text, is_end)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from model_runner.beam_search import Finished, Search
 from model_runner.best_of import number
 from model_runner.constraint import Constraint
 from model_runner.detokenizer import Detokenizer
+from model_runner.logit_edits import apply_edits
 from model_runner.outcome import Outcome
 from model_runner.progress import Progress
 from model_runner.request import Chunk, FinishReason
@@ -37,7 +36,7 @@ class Searcher:
         ends = stop.stop_token_ids if stop.ignore_eos else stop.stop_token_ids | self._eos_token_ids
         if stop.max_tokens is not None:
             limit = min(limit, stop.max_tokens)
-        return Search(request.beam_search, limit, ends, stop.min_tokens, request.logprobs)
+        return Search(request.beam_search, limit, ends, request.logprobs)
 
     def advance(self, live: LiveRequest, search: Search, logits: Tensor, now: float, outcome: Outcome) -> None:
         """One more token for each beam, whose next-token logits are the rows of `logits`, float32 [beams, V]."""
@@ -48,7 +47,8 @@ class Searcher:
             return
         ahead = _Ahead(live.sequences, reads=bool(live.request.stop.stop_strings))
         already = search.num_tokens
-        parents = search.advance(logits, _edited(live, logits), ahead.ends if ahead.is_needed else None)
+        edited = apply_edits(logits, [sequence.edits(logits.shape[1]) for sequence in live.sequences])
+        parents = search.advance(logits, edited, ahead.ends if ahead.is_needed else None)
         outcome.num_tokens += search.num_tokens - already
         live.output_tokens = search.num_tokens
         live.forked = True
@@ -56,7 +56,7 @@ class Searcher:
         if search.is_over:
             outcome.finished += live.sequences
             live.sequences = []
-            outcome.chunks += number(_answers(live, search), live.usage(now))
+            outcome.chunks += number(_answers(live, search), live.usage(now), live.take_prompt_logprobs())
         else:
             live.sequences = self._descend(live, search, parents, ahead, now, outcome)
 
@@ -128,6 +128,7 @@ def _fork(parent: Sequence) -> Sequence:
         token_ids=parent.token_ids[:],
         seed=parent.seed,
         detokenizer=parent.detokenizer,
+        rules=parent.rules,
         num_outputs=parent.num_outputs,
         last_token_at=parent.last_token_at,
         admitted_before=True,
@@ -167,24 +168,3 @@ def _text(live: LiveRequest, token_ids: Seq[int]) -> tuple[str, str | None]:
     detokenizer = live.no_text.copy()
     text = detokenizer.push(token_ids).text + detokenizer.finish()
     return text, detokenizer.stop_string
-
-
-def _edited(live: LiveRequest, logits: Tensor) -> Tensor:
-    """The logits with the bias, and -inf for what may not follow: float32 [beams, V], or the very same."""
-    sampling = live.request.sampling
-    constraints = [sequence.constraint for sequence in live.sequences if sequence.constraint is not None]
-    if not (sampling.logit_bias or sampling.allowed_token_ids is not None or constraints):
-        return logits
-    vocabulary = logits.shape[1]
-    bias = np.zeros((1, vocabulary), dtype=np.float32)
-    for token_id, amount in sampling.logit_bias:
-        bias[0, token_id] = amount
-    if sampling.allowed_token_ids is not None:
-        forbidden = np.ones(vocabulary, dtype=bool)
-        forbidden[list(sampling.allowed_token_ids)] = False
-        bias[0, forbidden] = -np.inf
-    if constraints:
-        masks = np.stack([constraint.mask() for constraint in constraints]).view(np.uint8)
-        allowed = np.unpackbits(masks, axis=1, count=vocabulary, bitorder="little")
-        bias = np.where(allowed, bias, np.float32(-np.inf))
-    return logits + torch.from_numpy(bias).to(logits.device)

@@ -52,16 +52,17 @@ class BestOf:
         """Takes the chunk of one token, whose natural log-probability is `logprob`, or the end without a token."""
         self._drafts.setdefault(chunk.choice_index, _Draft(chunk)).add(chunk, logprob)
 
-    def best(self, count: int, usage: Usage) -> list[Chunk]:
+    def best(self, count: int, usage: Usage, prompt: tuple[PositionLogprobs, ...] = ()) -> list[Chunk]:
         """The `count` likeliest, best first, numbered anew; of two equal ones the one with the lower seed."""
         by_seed = [draft for _, draft in sorted(self._drafts.items())]
         best = sorted(by_seed, key=lambda draft: -draft.score)[:count]
-        return number([draft.whole() for draft in best], usage)
+        return number([draft.whole() for draft in best], usage, prompt)
 
 
-def number(answers: list[Chunk], usage: Usage) -> list[Chunk]:
-    """Gives answers, best first, their choice indices, and the last one the usage. There must be one."""
+def number(answers: list[Chunk], usage: Usage, prompt: tuple[PositionLogprobs, ...] = ()) -> list[Chunk]:
+    """Gives one answer or more, best first, their indices, the first what is said of the prompt, the last the usage."""
     chunks = [replace(answer, choice_index=index) for index, answer in enumerate(answers)]
+    chunks[0] = replace(chunks[0], prompt_logprobs=prompt)
     chunks[-1] = replace(chunks[-1], usage=usage)
     return chunks
 

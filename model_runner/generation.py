@@ -12,11 +12,13 @@ from model_runner.admission import SearchRoom
 from model_runner.beam_steps import Searcher
 from model_runner.best_of import BestOf, aborted
 from model_runner.detokenizer import Detokenizer
+from model_runner.logit_rules import LogitRules
 from model_runner.observer import EngineObserver
 from model_runner.outcome import Outcome
 from model_runner.progress import Progress
 from model_runner.request import Chunk, FinishReason, GenerateRequest, PositionLogprobs
-from model_runner.sampling import SamplingRows, logprobs, sample
+from model_runner.sampling import logprobs, sample
+from model_runner.sampling_rows import NO_TOKEN, SamplingRows
 from model_runner.sequence import LiveRequest, Sequence
 from model_runner.token_text import Tokenizer
 
@@ -51,37 +53,41 @@ class Generation:
         live.no_text = sequence.detokenizer.copy()
         return sequence
 
-    def advance(self, ready: Seq[Sequence], logits: Tensor, now: float) -> Outcome:
-        """One more token for each of `ready`, whose next-token logits are the rows of `logits`, float32 [R, V].
+    def advance(self, ready: Seq[Sequence], rows: Seq[int], logits: Tensor, now: float) -> Outcome:
+        """One more token for each of `ready`, whose next-token logits are at `rows` [R] of `logits`, float32 [S, V].
 
         A prompt that is complete for the first time splits into its choices here, which all draw from one row. Of a
         search, all beams must be among `ready`, or none.
         """
         outcome = Outcome()
-        rows: list[int] = []
+        source: list[int] = []
         drawing: list[Sequence] = []
         beams: dict[Sequence, int] = {}
-        for row, sequence in enumerate(ready):
+        for row, sequence in zip(rows, ready, strict=True):
             if sequence.is_beam:
                 beams[sequence] = row
                 continue
             family = [sequence, *self._split(sequence, outcome)]
             drawing.extend(family)
-            rows.extend([row] * len(family))
+            source.extend([row] * len(family))
         if drawing:
-            own = logits if len(rows) == len(ready) and not beams else _rows(logits, rows)
-            self._draw_all(drawing, own, now, outcome)
+            self._draw_all(drawing, source, logits, now, outcome)
         for live in dict.fromkeys(sequence.live for sequence in beams):
             if live.search is not None:
-                own = _rows(logits, [beams[sequence] for sequence in live.sequences])
-                self._searcher.advance(live, live.search, own, now, outcome)
+                own = torch.tensor([beams[sequence] for sequence in live.sequences], device=logits.device)
+                self._searcher.advance(live, live.search, logits[own], now, outcome)
         return outcome
 
-    def _draw_all(self, drawing: list[Sequence], logits: Tensor, now: float, outcome: Outcome) -> None:
-        token_ids, positions = _draw(logits, drawing)
-        outcome.num_tokens += len(token_ids)
+    def _draw_all(
+        self, drawing: list[Sequence], source: list[int], logits: Tensor, now: float, outcome: Outcome
+    ) -> None:
+        token_ids, positions = _draw(logits, source, drawing)
         for sequence, token_id, position in zip(drawing, token_ids, positions, strict=True):
-            chunk = self._accept(sequence, token_id, position, now)
+            if token_id == NO_TOKEN:
+                chunk = _end_chunk(sequence, FinishReason.STOP, now)
+            else:
+                chunk = self._accept(sequence, token_id, position, now)
+                outcome.num_tokens += 1
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)
             if sequence.live.best_of is None:
@@ -98,7 +104,10 @@ class Generation:
             sequence_id=f"{request.request_id}/{index}",
             token_ids=token_ids,
             seed=seed % (1 << _SEED_BITS),
-            detokenizer=Detokenizer(self._tokenizer, request.stop.stop_strings, min_tokens=request.stop.min_tokens),
+            detokenizer=Detokenizer(
+                self._tokenizer, request.stop.stop_strings, unsearched_tokens=request.stop.min_tokens
+            ),
+            rules=LogitRules.of(request, self._eos_token_ids),
         )
 
     def _split(self, parent: Sequence, outcome: Outcome) -> list[Sequence]:
@@ -133,6 +142,7 @@ class Generation:
             stop_token_id=stop_token_id,
             stop_string=stop_string,
             usage=None if live.sequences else live.usage(now),
+            prompt_logprobs=_of_prompt(live),
         )
 
     def _read(self, sequence: Sequence, token_id: int) -> tuple[str, int | None, str | None]:
@@ -163,34 +173,40 @@ class Generation:
 def abort_chunks(live: LiveRequest, now: float) -> list[Chunk]:
     """Ends all choices of a request without another token; what was not to go out before the end stays behind."""
     if live.search is None and live.best_of is None:
-        return [_abort_chunk(sequence, now) for sequence in list(live.sequences)]
+        return [_end_chunk(sequence, FinishReason.ABORT, now) for sequence in list(live.sequences)]
     live.sequences = []
     return aborted(live.request.request_id, live.request.num_choices, live.usage(now))
 
 
-def _abort_chunk(sequence: Sequence, now: float) -> Chunk:
-    """Ends one choice; the held-back text goes out."""
+def _end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
+    """Ends one choice without another token; the held-back text goes out."""
     live = sequence.live
-    sequence.finish_reason = FinishReason.ABORT
+    sequence.finish_reason = reason
     live.sequences.remove(sequence)
+    text = sequence.detokenizer.finish()
     return Chunk(
         request_id=live.request.request_id,
         choice_index=sequence.choice_index,
         token_ids=(),
-        text=sequence.detokenizer.finish(),
-        finish_reason=FinishReason.ABORT,
+        text=text,
+        finish_reason=reason,
+        stop_string=sequence.detokenizer.stop_string if reason is FinishReason.STOP else None,
         usage=None if live.sequences else live.usage(now),
+        prompt_logprobs=_of_prompt(live) if live.forked else (),
     )
+
+
+def _of_prompt(live: LiveRequest) -> tuple[PositionLogprobs, ...]:
+    """What a chunk takes along, if it goes out at once."""
+    return () if live.best_of is not None else live.take_prompt_logprobs()
 
 
 def _hold_back(live: LiveRequest, best_of: BestOf, chunk: Chunk, position: PositionLogprobs | None) -> list[Chunk]:
     """Keeps a chunk until all answers are there; then the best of them."""
     best_of.add(chunk, 0.0 if position is None else position.logprob)
-    return [] if chunk.usage is None else best_of.best(live.request.num_choices, chunk.usage)
-
-
-def _rows(logits: Tensor, rows: list[int]) -> Tensor:
-    return logits[torch.tensor(rows, device=logits.device)]
+    if chunk.usage is None:
+        return []
+    return best_of.best(live.request.num_choices, chunk.usage, live.take_prompt_logprobs())
 
 
 def _top_logprobs(request: GenerateRequest) -> int | None:
@@ -198,13 +214,20 @@ def _top_logprobs(request: GenerateRequest) -> int | None:
     return 0 if request.logprobs is None and request.is_best_of else request.logprobs
 
 
-def _draw(logits: Tensor, drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
+def _draw(logits: Tensor, source: Seq[int], drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
+    """Tokens, or NO_TOKEN, and log-probabilities; each of `drawing` has its logits in the row that `source` says."""
     requests: list[GenerateRequest] = [sequence.live.request for sequence in drawing]
     rows = SamplingRows.of(
         [request.sampling for request in requests],
         [sequence.seed for sequence in drawing],
         [len(sequence.token_ids) for sequence in drawing],
     )
-    token_ids = sample(logits, rows)
-    positions = logprobs(logits, token_ids, [_top_logprobs(request) for request in requests])
-    return token_ids.tolist(), positions
+    edits = None
+    if any(sequence.rules or sequence.constraint for sequence in drawing):
+        edits = [sequence.edits(logits.shape[1]) for sequence in drawing]
+    drawn = sample(logits, rows, edits, source)
+    token_ids = drawn.tolist()
+    asked = [
+        None if token == NO_TOKEN else _top_logprobs(each) for token, each in zip(token_ids, requests, strict=True)
+    ]
+    return token_ids, logprobs(logits, drawn, asked, source)

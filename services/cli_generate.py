@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 from octavo.runner.v1 import model_runner_pb2 as pb
 
-from model_runner.request import Chunk, Usage
+from model_runner.request import Chunk
+from services.cli_answer import Answer, chunk_json
 from services.cli_common import SALT_VARIABLES, parse_ids, print_json
 from services.client import Client, OctavoError, generate_request
 from services.config import ClientSettings
@@ -63,6 +62,34 @@ def generate(
     seed: Annotated[
         int | None, typer.Option("--seed", help="Makes the draws repeatable.", show_default="a new one each time")
     ] = None,
+    repetition_penalty: Annotated[
+        float,
+        typer.Option("--repetition-penalty", help="Above 1: tokens that the text has already come less likely again."),
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float,
+        typer.Option("--presence-penalty", help="Taken from the logit of each token that the answer has; -2 to 2."),
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float,
+        typer.Option("--frequency-penalty", help="The same for each time that the answer has the token; -2 to 2."),
+    ] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--logit-bias", metavar="ID=BIAS", help="Add to a token's logit, -100 to 100; may be given several times."
+        ),
+    ] = None,
+    allowed_token_ids: Annotated[
+        str | None, typer.Option("--allowed-token-ids", help="Draw no other tokens than these.", metavar="1,2,3")
+    ] = None,
+    bad_word: Annotated[
+        list[str] | None,
+        typer.Option("--bad-word", help="A word that the answer must not have; may be given several times."),
+    ] = None,
+    min_tokens: Annotated[
+        int, typer.Option("--min-tokens", help="Tokens to generate before an end token or --stop may end the answer.")
+    ] = 0,
     n: Annotated[int, typer.Option("--n", help="Independent answers; the prompt is computed once.")] = 1,
     best_of: Annotated[
         int, typer.Option("--best-of", help="Draw so many answers, and show the --n likeliest, best first; 0: all.")
@@ -100,6 +127,10 @@ def generate(
     logprobs: Annotated[
         int | None,
         typer.Option("--logprobs", help="With --json: log-probabilities of each token and of so many candidates."),
+    ] = None,
+    prompt_logprobs: Annotated[
+        int | None,
+        typer.Option("--prompt-logprobs", help="The same for each token of the prompt, which is computed whole."),
     ] = None,
     request_id: Annotated[
         str, typer.Option("--request-id", help="Name of the request; the server makes one up if it has none.")
@@ -154,6 +185,13 @@ def generate(
         top_k=top_k,
         min_p=min_p,
         seed=seed,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=_parse_biases(logit_bias or ()),
+        allowed_token_ids=parse_ids(allowed_token_ids, "--allowed-token-ids") if allowed_token_ids else None,
+        bad_words=bad_word or (),
+        min_tokens=min_tokens,
         n=n,
         best_of=best_of,
         beam_width=beam_width,
@@ -162,6 +200,7 @@ def generate(
         stop=stop or (),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         request_id=request_id,
         cache_salt=cache_salt,
         skip_cache_read=skip_cache_read,
@@ -224,79 +263,6 @@ def requests(
         typer.echo("No request is live.")
 
 
-@dataclass(slots=True)
-class Choice:
-    """What has come of one choice."""
-
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    finish_reason: str | None = None
-    score: float | None = None
-
-    def as_json(self, index: int) -> dict[str, Any]:
-        line = {
-            "choice_index": index,
-            "token_ids": self.token_ids,
-            "text": self.text,
-            "finish_reason": self.finish_reason,
-        }
-        return line if self.score is None else {**line, "score": self.score}
-
-
-class Answer:
-    """What has come of a request, and when."""
-
-    def __init__(self, num_choices: int, *, is_streamed: bool = True) -> None:
-        """is_streamed: chunks come while tokens are generated, not all at the end."""
-        self.num_choices = num_choices
-        self.is_streamed = is_streamed
-        self.choices: defaultdict[int, Choice] = defaultdict(Choice)
-        self.usage: Usage | None = None
-        self._started = time.monotonic()
-        self._first: float | None = None
-        self._last = self._started
-
-    def add(self, chunk: Chunk) -> None:
-        """Takes a chunk in."""
-        self._last = time.monotonic()
-        if self._first is None:
-            self._first = self._last
-        choice = self.choices[chunk.choice_index]
-        choice.token_ids.extend(chunk.token_ids)
-        choice.text += chunk.text
-        if chunk.finish_reason is not None:
-            choice.finish_reason = chunk.finish_reason.value
-            choice.score = chunk.score
-        self.usage = chunk.usage or self.usage
-
-    def as_json(self) -> dict[str, Any]:
-        """The last JSON line: the first choice at the top, all of them under `choices` when there are several."""
-        first = self.choices[0].as_json(0)
-        del first["choice_index"]
-        line: dict[str, Any] = {**first, "usage": _usage_json(self.usage)}
-        if self.num_choices > 1:
-            line["choices"] = [choice.as_json(index) for index, choice in sorted(self.choices.items())]
-        return line
-
-    def summary(self) -> str:
-        """One line: prompt tokens, cached tokens, and for a stream TTFT and tokens/s."""
-        usage = self.usage
-        if usage is None or self._first is None:
-            return "no answer"
-        if not self.is_streamed:
-            return (
-                f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} cached, {usage.output_tokens} tokens in "
-                f"{self._last - self._started:.2f} s, those of answers that are not shown too"
-            )
-        decoding = self._last - self._first
-        later = usage.output_tokens - self.num_choices
-        speed = f"{later / decoding:.1f}" if decoding > 0 and later > 0 else "-"
-        return (
-            f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} cached, "
-            f"TTFT {(self._first - self._started) * 1000:.0f} ms, {usage.output_tokens} tokens at {speed} tokens/s"
-        )
-
-
 def _request_of(prompt: dict[str, Any], **options: Any) -> Any:
     """The message of the prompt options. Raises StartupError with a sentence for what cannot be sent."""
     text, ids, chat = prompt["text"], prompt["token_ids"], prompt["chat"] or prompt["system"] is not None
@@ -313,10 +279,22 @@ def _request_of(prompt: dict[str, Any], **options: Any) -> Any:
         raise StartupError(f"The request cannot be sent: {error}.") from None
 
 
+def _parse_biases(texts: Sequence[str]) -> dict[int, float]:
+    """Biases by token id, from ID=BIAS each."""
+    biases = {}
+    for text in texts:
+        token_id, _, bias = text.partition("=")
+        try:
+            biases[int(token_id)] = float(bias)
+        except ValueError:
+            raise StartupError(f"--logit-bias {text!r} is not ID=BIAS, as in 504=-1.5.") from None
+    return biases
+
+
 def _show(chunk: Chunk, answer: Answer, json: bool) -> None:
     """One chunk as it comes. Several choices would mix on a terminal, so there they are shown when they are whole."""
     if json:
-        print_json(_chunk_json(chunk))
+        print_json(chunk_json(chunk))
     elif answer.num_choices == 1:
         print(chunk.text, end="", flush=True)
 
@@ -335,26 +313,3 @@ def _finish(answer: Answer) -> None:
             score = "" if choice.score is None else f" {choice.score:.3f}"
             typer.echo(f"[{index}{score}] {choice.text}")
     typer.echo(answer.summary(), err=True)
-
-
-def _chunk_json(chunk: Chunk) -> dict[str, Any]:
-    line: dict[str, Any] = {
-        "choice_index": chunk.choice_index,
-        "token_ids": list(chunk.token_ids),
-        "text": chunk.text,
-        "finish_reason": chunk.finish_reason.value if chunk.finish_reason else None,
-    }
-    if chunk.score is not None:
-        line["score"] = chunk.score
-    if chunk.logprobs:
-        line["logprobs"] = [
-            {"token_id": each.token_id, "logprob": each.logprob, "top": [list(pair) for pair in each.top]}
-            for each in chunk.logprobs
-        ]
-    return line
-
-
-def _usage_json(usage: Usage | None) -> dict[str, Any] | None:
-    if usage is None:
-        return None
-    return {name: getattr(usage, name) for name in Usage.__slots__}

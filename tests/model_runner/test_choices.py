@@ -13,7 +13,7 @@ import torch
 from kvmanager import KvManager
 from model_runner.best_of import BestOf
 from model_runner.engine_types import Failure
-from model_runner.request import Chunk, FinishReason, SamplingParams, Usage
+from model_runner.request import BeamSearch, Chunk, FinishReason, SamplingParams, Usage
 from tests.model_runner.engine_harness import Harness
 from tests.model_runner.test_engine import UnreliableBooks
 from tests.model_runner.toy_model import VOCAB_SIZE, ToyTokenizer, answer, next_logits
@@ -87,6 +87,29 @@ def assert_best(harness: Harness, name: str, best: list[tuple]) -> None:
     assert [chunk.token_ids for chunk in chunks] == [tokens for _, tokens in best]
     assert [chunk.score for chunk in chunks] == pytest.approx([score for score, _ in best])
     assert [chunk.usage is not None for chunk in chunks] == [False] * (len(best) - 1) + [True]
+
+
+@pytest.mark.parametrize("several", [{"best_of": 4}, {"beam_search": BeamSearch(4)}], ids=["best of", "beams"])
+@pytest.mark.parametrize("lost_at", [None, 0, 1, 4])
+def test_the_first_answer_tells_the_log_probabilities_of_the_prompt(several: dict, lost_at: int | None) -> None:
+    """Though they were known before the books were lost, and the prompt computed again."""
+    books = UnreliableBooks(KvManager("boot"))
+    prompt = prompt_of(9)
+    sampling = SamplingParams() if "beam_search" in several else DRAWN
+    with Harness(books=books, manager=books.manager) as harness:
+        if lost_at is not None:
+            harness.executor.before_step[lost_at] = books.restart
+        harness.submit("a", prompt, 8, sampling=sampling, num_choices=2, prompt_logprobs=1, **several)
+        first, last = harness.wait("a")
+        found = [(each.token_id, each.logprob) for each in first.prompt_logprobs]
+        assert last.prompt_logprobs == ()
+        assert [token_id for token_id, _ in found] == prompt[1:]
+        expected = [
+            float(torch.log_softmax(next_logits(prompt[:end]).double(), 0)[prompt[end]])
+            for end in range(1, len(prompt))
+        ]
+        assert [logprob for _, logprob in found] == pytest.approx(expected)
+        harness.manager = books.manager
 
 
 class TestBestOf:
