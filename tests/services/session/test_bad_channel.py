@@ -45,6 +45,19 @@ def test_an_undisturbed_beam_search(width: int, lease_blocks: int) -> None:
     assert bench.books.status().restores == 0
 
 
+@pytest.mark.parametrize("lease_blocks", [0, 4, 8])
+@pytest.mark.parametrize("width", [2, 3, 6])
+def test_a_beam_search_that_fills_the_pool(width: int, lease_blocks: int) -> None:
+    """16 blocks of 4, spare ones among them: the prompt fills 2, and each beam has its part of the rest."""
+    bench = Bench(FakeServer(FakeClock()), num_blocks=17, lease_blocks=lease_blocks)
+    bench.until_served()
+    prompt = list(range(9))
+    bench.submit("a", prompt, 1_000, beam_search=BeamSearch(width))
+    bench.until_all_ended()
+    assert bench.tokens("a") == list(naive_search(prompt, width, (2 + 14 // width) * 4 - 9 + 1)[0][1])
+    bench.assert_books_agree()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_beam_searches_over_a_rough_channel(seed: int) -> None:
     rng = random.Random(seed)
