@@ -24,6 +24,11 @@ class Constraint(Protocol):
         """Whether the form is complete and nothing may follow but the end."""
         ...
 
+    @property
+    def failure(self) -> str:
+        """Why no token may follow though the form is not complete; empty while all is well."""
+        ...
+
     def copy(self) -> Constraint:
         """The same state, for another choice to go on from."""
         ...

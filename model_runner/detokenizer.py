@@ -26,10 +26,15 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        *,
+        strip: bool = True,
     ) -> None:
-        """Raises ValueError for an empty stop string."""
-        self._text = token_text(tokenizer, skip_special_tokens)
+        """strip: as token_text() has it. Raises ValueError for an empty stop string."""
+        self._text = token_text(tokenizer, skip_special_tokens, strip=strip)
         self._search = StopSearch(stop_strings)
 
     @property

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +22,14 @@ _SEED_BITS = 64
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step brought: the chunks to deliver, the sequences that are done, and by parent the new children."""
+    """What a step brought: the chunks to deliver, the sequences that are done, and by parent the new children.
+
+    stuck: sequences whose form can't go on though it is not complete.
+    """
 
     chunks: list[Chunk] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
+    stuck: list[Sequence] = field(default_factory=list)
     forks: list[tuple[Sequence, list[Sequence]]] = field(default_factory=list)
 
 
@@ -66,6 +71,8 @@ class Generation:
             outcome.chunks.append(self._accept(sequence, token_id, position, now))
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)
+            elif sequence.constraint is not None and sequence.constraint.failure:
+                outcome.stuck.append(sequence)
         return outcome
 
     def _choice(self, live: LiveRequest, index: int, token_ids: list[int]) -> Sequence:
@@ -77,7 +84,9 @@ class Generation:
             sequence_id=f"{request.request_id}/{index}",
             token_ids=token_ids,
             seed=seed % (1 << _SEED_BITS),
-            detokenizer=Detokenizer(self._tokenizer, request.stop.stop_strings),
+            # A form counts every space.
+            detokenizer=Detokenizer(self._tokenizer, request.stop.stop_strings, strip=live.constraint is None),
+            constraint=None if live.constraint is None else live.constraint.copy(),
         )
 
     def _split(self, parent: Sequence, outcome: Outcome) -> list[Sequence]:
@@ -101,6 +110,8 @@ class Generation:
         sequence.num_outputs += 1
         live.output_tokens += 1
         self._note_times(sequence, now)
+        if sequence.constraint is not None:
+            sequence.constraint.advance(token_id)
         text, stop_token_id, stop_string = self._read(sequence, token_id)
         if sequence.finish_reason is not None:
             live.sequences.remove(sequence)
@@ -119,7 +130,9 @@ class Generation:
     def _read(self, sequence: Sequence, token_id: int) -> tuple[str, int | None, str | None]:
         """The new text, and the token or string that ends the choice, if one does."""
         stop = sequence.live.request.stop
-        is_eos = token_id in self._eos_token_ids and not stop.ignore_eos
+        # A form allows an end token only where it is complete, and nothing can follow it.
+        heeds_eos = not stop.ignore_eos or sequence.constraint is not None
+        is_eos = heeds_eos and token_id in self._eos_token_ids
         if is_eos or token_id in stop.stop_token_ids:
             sequence.finish_reason = FinishReason.STOP
             text = sequence.detokenizer.finish()
@@ -129,10 +142,11 @@ class Generation:
         if delta.stop_string is not None:
             sequence.finish_reason = FinishReason.STOP
             return delta.text, None, delta.stop_string
-        if self._is_full(sequence, stop.max_tokens):
+        is_over = sequence.constraint is not None and sequence.constraint.is_over
+        if is_over or self._is_full(sequence, stop.max_tokens):
             text = delta.text + sequence.detokenizer.finish()
             stop_string = sequence.detokenizer.stop_string
-            sequence.finish_reason = FinishReason.STOP if stop_string else FinishReason.LENGTH
+            sequence.finish_reason = FinishReason.STOP if stop_string or is_over else FinishReason.LENGTH
             return text, None, stop_string
         return delta.text, None, None
 
@@ -172,6 +186,18 @@ def _draw(logits: Tensor, drawing: Seq[Sequence]) -> tuple[list[int], list[Posit
         [sequence.seed for sequence in drawing],
         [len(sequence.token_ids) for sequence in drawing],
     )
-    token_ids = sample(logits, rows)
+    token_ids = sample(_constrained(logits, drawing), rows)
     positions = logprobs(logits, token_ids, [request.logprobs for request in requests])
     return token_ids.tolist(), positions
+
+
+def _constrained(logits: Tensor, drawing: Seq[Sequence]) -> Tensor:
+    """The logits with -inf where a sequence's form allows no token; `logits` itself stays as it is."""
+    masks = {row: each.constraint.mask() for row, each in enumerate(drawing) if each.constraint is not None}
+    if not masks:
+        return logits
+    logits = logits.clone()
+    for row, mask in masks.items():
+        allowed = np.unpackbits(mask.view(np.uint8), count=logits.shape[1], bitorder="little")
+        logits[row].masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), -torch.inf)
+    return logits

@@ -27,6 +27,8 @@ class LiveRequest:
     sequences: list[Sequence] = field(default_factory=list)
     """The choices that have not finished; until the prompt is computed only the first, which stands for all."""
     forked: bool = False
+    constraint: Constraint | None = None
+    """The form of every choice, before its first token."""
 
     @property
     def is_running(self) -> bool:

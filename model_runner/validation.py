@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from model_runner.request import (
     MAX_CHOICES,
+    MAX_FORM_BYTES,
+    MAX_FORM_CHOICES,
     MAX_LOGPROBS,
     MAX_PIN_SECONDS,
     MAX_PRIORITY,
@@ -20,6 +22,8 @@ from model_runner.request import (
     GenerateRequest,
     SamplingParams,
     StopConditions,
+    StructuredOutput,
+    StructureKind,
 )
 
 MAX_TOP_K = 2**31 - 1
@@ -73,6 +77,8 @@ def validate(request: GenerateRequest, limits: Limits) -> None:
     _check_bytes("cache_salt", request.cache_salt, MAX_SALT_BYTES)
     _check_range("priority", request.retention.priority, 0, MAX_PRIORITY)
     _check_range("pin_seconds", request.retention.pin_seconds, 0, MAX_PIN_SECONDS, hint=" (a week)")
+    if request.structured_output is not None:
+        _check_form(request.structured_output)
     _check_range("queue_priority", request.queue_priority, -MAX_QUEUE_PRIORITY, MAX_QUEUE_PRIORITY)
 
 
@@ -149,6 +155,21 @@ def _check_stop_string(index: int, stop_string: str) -> None:
             "stop_strings",
             f"Stop string {index} (counted from 0) has {size} bytes in UTF-8; the most is {MAX_STOP_STRING_BYTES}.",
         )
+
+
+def _check_form(form: StructuredOutput) -> None:
+    """What can be told without compiling it."""
+    field = f"structured_output.{form.kind.value}"
+    size = sum(map(_utf8_size, form.texts))
+    if size > MAX_FORM_BYTES:
+        raise InvalidRequest(field, f"{field} has {size} bytes in UTF-8; the most is {MAX_FORM_BYTES}.")
+    if form.kind is not StructureKind.CHOICES:
+        return
+    _check_count(field, len(form.texts), MAX_FORM_CHOICES)
+    if not form.texts:
+        raise InvalidRequest(field, "There is no choice; give at least 1.")
+    if "" in form.texts:
+        raise InvalidRequest(field, f"Choice {form.texts.index('')} (counted from 0) is empty; leave it out.")
 
 
 def _in_vocabulary(token_ids: Collection[int], limits: Limits) -> bool:

@@ -18,6 +18,7 @@ from model_runner.engine_types import EngineState
 from model_runner.request import GenerateRequest
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import InvalidRequest, Limits, check_text_size, validate
+from services.form_compiler import FormCompiler, check_form
 from services.runner_errors import NotReady, UnknownModel
 from services.runner_wire import field_path, read_request, write_chunk, write_view
 from services.streams import Streams
@@ -36,6 +37,7 @@ class ServedModel:
     tokenizer: Tokenizer
     limits: Limits
     facts: pb.GetModelResponse
+    forms: FormCompiler
 
 
 class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
@@ -58,7 +60,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         prompt_token_ids = await self._prompt_token_ids(served, request)
         parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids)
         _validate(request, parsed, served.limits)
-        live = served.engine.submit(parsed)
+        live = served.engine.submit(parsed, await served.forms.constraint(parsed.structured_output))
         stream = self.streams.open(parsed.request_id)
         try:
             async for chunk in stream:
@@ -135,6 +137,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
 
 
 def _validate(message: pb.GenerateRequest, parsed: GenerateRequest, limits: Limits) -> None:
+    check_form(message)
     try:
         validate(parsed, limits)
     except InvalidRequest as error:
