@@ -105,6 +105,7 @@ class AllocationRequest:
 
     resumed: it was here before, so the lookup is not counted again. promised_tokens: of the tokens that are not cached,
     the next step computes this many, or all; their full blocks can be hit at once, and an append or a free must follow.
+    skip_cache_write: nothing that it computes can be hit; it has no retention.
     """
 
     sequence_id: str
@@ -115,6 +116,7 @@ class AllocationRequest:
     resumed: bool = False
     promised_tokens: int = 0
     retention: Retention = NO_RETENTION
+    skip_cache_write: bool = False
 
 
 BOOKS_TROUBLE = (BooksUnreachable, BooksLost, BooksTaken, BooksRefused)
@@ -139,6 +141,21 @@ class KvBooks(Protocol):
         """Commits and grows the sequences; None, and no block table changed, while the pool is too full for all.
 
         After None the same news must be told again.
+        """
+        ...
+
+    def extend(self, updates: Sequence[SequenceUpdate]) -> Growth:
+        """append() for tokens that are only guessed, and may be taken back by truncate().
+
+        It waits for nobody, and takes nothing that others can't do without. A sequence that gets no room so is stalled:
+        nothing was told of it.
+        """
+        ...
+
+    def truncate(self, sequence_id: str, num_tokens: int) -> None:
+        """Takes back what was told of a sequence behind its first `num_tokens` tokens, none of it computed.
+
+        Its block table ends with the block of the last token that stays.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
@@ -10,6 +11,15 @@ from model_runner.books import AllocationRequest
 from model_runner.request import Retention
 from services.columns import to_column
 from services.session.held import Held
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What a step message carries besides its number."""
+
+    orders: list[pb.SessionOrder]
+    returned_block_ids: bytes
+    askers: list[Held]
 
 
 class OrderBook:
@@ -65,6 +75,12 @@ class OrderBook:
         )
         self._orders.append(pb.SessionOrder(fork=order))
 
+    def truncate(self, held: Held, num_tokens: int) -> None:
+        """Takes tokens back that were told before."""
+        self._close_news()
+        order = pb.TruncateOrder(handle=held.handle, num_tokens=num_tokens)
+        self._orders.append(pb.SessionOrder(truncate=order))
+
     def admit(self, handle: int, request: AllocationRequest) -> None:
         """A sequence is to begin."""
         self._admits.append(pb.SessionOrder(admit=_admit_order(handle, request)))
@@ -97,6 +113,7 @@ def _admit_order(handle: int, request: AllocationRequest) -> pb.AdmitOrder:
         scope=pb.CacheScope(salt=request.cache_salt),
         headroom_blocks=request.headroom_blocks,
         skip_cache_read=request.skip_cache_read,
+        skip_cache_write=request.skip_cache_write,
         resumed=request.resumed,
         retention=wire_retention(request.retention),
         promised_tokens=request.promised_tokens,
