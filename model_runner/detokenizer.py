@@ -11,14 +11,17 @@ from model_runner.token_text import Tokenizer, token_text
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of a choice, and the stop string that ended it, if one did. The text holds no part of that string."""
+    """New text of a choice, and the stop string that ended it, if one did.
+
+    The text holds no part of that string, or ends with the whole of it, as the Detokenizer was told.
+    """
 
     text: str
     stop_string: str | None = None
 
 
 class Detokenizer:
-    """Detokenises one choice. All text returned, joined, is the decoding of all tokens up to the first stop string.
+    """Detokenises one choice. All text returned, joined, is the decoding of all tokens, cut at the first stop string.
 
     Text comes in whole characters, invalid bytes as U+FFFD. Held back are an unfinished character, a run of byte
     tokens such as <0xE2> (one invalid byte turns the whole run into U+FFFD), and what may begin a stop string. The
@@ -31,11 +34,16 @@ class Detokenizer:
         stop_strings: Sequence[str] = (),
         skip_special_tokens: bool = True,
         *,
+        include_stop_string: bool = False,
+        min_tokens: int = 0,
         strip: bool = True,
     ) -> None:
-        """strip: as token_text() has it. Raises ValueError for an empty stop string."""
+        """include_stop_string: the text ends with the stop string, not before it. min_tokens: the text of so many
+        tokens is not searched. strip: as token_text() has it. Raises ValueError for an empty stop string.
+        """
         self._text = token_text(tokenizer, skip_special_tokens, strip=strip)
-        self._search = StopSearch(stop_strings)
+        self._search = StopSearch(stop_strings, include=include_stop_string)
+        self._unsearched = min_tokens
 
     @property
     def stop_string(self) -> str | None:
@@ -44,9 +52,14 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Adds tokens, which may also be none. After a stop string they change nothing."""
-        text = self._search.push(self._text.push(token_ids))
+        text = ""
+        if self._unsearched:
+            first, token_ids = token_ids[: self._unsearched], token_ids[self._unsearched :]
+            self._unsearched -= len(first)
+            text = self._text.push(first)
+        text += self._search.push(self._text.push(token_ids))
         return TextDelta(text, self._search.found)
 
     def finish(self) -> str:
-        """Ends the tokens and returns what was held back, up to a stop string (see `stop_string`)."""
+        """Ends the tokens and returns what was held back, cut at a stop string (see `stop_string`)."""
         return self._search.push(self._text.finish()) + self._search.finish()

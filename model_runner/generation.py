@@ -84,8 +84,14 @@ class Generation:
             sequence_id=f"{request.request_id}/{index}",
             token_ids=token_ids,
             seed=seed % (1 << _SEED_BITS),
-            # A form counts every space.
-            detokenizer=Detokenizer(self._tokenizer, request.stop.stop_strings, strip=live.constraint is None),
+            detokenizer=Detokenizer(
+                self._tokenizer,
+                request.stop.stop_strings,
+                include_stop_string=request.stop.include_stop_string,
+                min_tokens=request.stop.min_tokens,
+                # A form counts every space.
+                strip=live.constraint is None,
+            ),
             constraint=None if live.constraint is None else live.constraint.copy(),
         )
 

@@ -53,7 +53,8 @@ def runner_failure(error: BaseException) -> RpcFailure | None:
         case InvalidRequest():
             return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", field=error.field)
         case ChatTemplateError():
-            return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "CHAT_TEMPLATE", field="chat")
+            field = f"chat.{error.field}" if error.field else "chat"
+            return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "CHAT_TEMPLATE", field=field)
         case UnknownModel():
             resource = ("octavo.runner.v1/model", error.asked)
             return _failure(error, grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL", resource=resource)

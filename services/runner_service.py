@@ -18,6 +18,7 @@ from model_runner.engine_types import EngineState
 from model_runner.request import GenerateRequest
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import InvalidRequest, Limits, check_text_size, validate
+from services.chat import chat_size, read_chat
 from services.form_compiler import FormCompiler, check_form
 from services.runner_errors import NotReady, UnknownModel
 from services.runner_wire import field_path, read_request, write_chunk, write_view
@@ -124,9 +125,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
             case "token_ids":
                 return request.token_ids.ids
             case "chat":
-                messages = [{"role": each.role, "content": each.content} for each in request.chat.messages]
-                size = sum(len(each.content) for each in request.chat.messages)
-                return await self._tokenised(size, partial(_encode_chat, served, messages))
+                return await self._tokenised(chat_size(request.chat), partial(_encode_chat, served, request.chat))
             case _:
                 raise InvalidRequest("prompt", "The request has no prompt; give text, token_ids or chat.")
 
@@ -144,11 +143,9 @@ def _validate(message: pb.GenerateRequest, parsed: GenerateRequest, limits: Limi
         raise InvalidRequest(field_path(message, error.field), str(error)) from None
 
 
-def _encode_chat(served: ServedModel, messages: list[dict[str, str]]) -> list[int]:
-    if not messages:
-        raise InvalidRequest("chat.messages", "The chat has no messages; give at least 1.")
-    tokenizer = served.tokenizer
-    text = tokenizer.render_chat(messages)
+def _encode_chat(served: ServedModel, chat: pb.Chat) -> list[int]:
+    tokenizer, conversation = served.tokenizer, read_chat(chat)
+    text = tokenizer.render_chat(conversation.messages, **conversation.options)
     check_text_size("chat", text, tokenizer.longest_token_bytes, served.limits)
     # The template writes the special tokens itself.
     return tokenizer.encode(text, add_special_tokens=False)

@@ -35,7 +35,7 @@ class HeldTokenizer:
             assert self.let_go.wait(PATIENCE_SECONDS)
         return [len(text)]
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str:
+    def render_chat(self, messages: list[dict[str, str]], **options: object) -> str:
         return "".join(each["content"] for each in messages)
 
 
