@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from llguidance import LLTokenizer
@@ -41,14 +42,11 @@ class Trial:
     def fault_of(self, grammar: str) -> str:
         """Why the grammar is refused; empty when it is good. Blocks while others are tried."""
         with self._lock:
-            process = self._process = self._process or self._start()
-            _write_line(process, json.dumps(grammar))
-            assert process.stdout is not None
-            answer = process.stdout.readline()
-            if answer:
-                return str(json.loads(answer))
-            self._process = None
-            return _fate(process.wait())
+            # The one of last time may have been ended by somebody else since.
+            if self._process is None or self._process.poll() is not None:
+                self._process = self._start()
+            answer = _ask(self._process, grammar)
+            return _fate(self._process.wait()) if answer is None else answer
 
     def close(self) -> None:
         """Ends the process. A later fault_of() would start another."""
@@ -72,6 +70,17 @@ class Trial:
         return process
 
 
+def _ask(process: subprocess.Popen[str], grammar: str) -> str | None:
+    """What the process says of the grammar; None when it ends instead."""
+    assert process.stdout is not None
+    try:
+        _write_line(process, json.dumps(grammar))
+    except BrokenPipeError:
+        return None
+    answer = process.stdout.readline()
+    return str(json.loads(answer)) if answer else None
+
+
 def _write_line(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(line + "\n")
@@ -85,7 +94,9 @@ def _fate(returncode: int) -> str:
 
 
 def _serve() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (TRIAL_MEMORY, TRIAL_MEMORY))
+    # Not every system can limit it.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (TRIAL_MEMORY, TRIAL_MEMORY))
     vocabulary: dict[str, Any] = json.loads(sys.stdin.readline())
     words = Words([token.encode("latin-1") for token in vocabulary["tokens"]], vocabulary["eos"])
     tokenizer = words.tokenizer()

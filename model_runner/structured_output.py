@@ -89,7 +89,7 @@ class Forms:
             if found is None:
                 return None
             self._known.move_to_end(form)
-        return _open(form, found)
+            return _open(form, found)
 
     def compile(self, form: StructuredOutput) -> FormConstraint:
         """The constraint at its beginning. Blocks, for seconds at worst. Raises InvalidRequest, with the reason."""
@@ -98,7 +98,7 @@ class Forms:
             self._known[form] = made
             if len(self._known) > MAX_CACHED_FORMS:
                 self._known.popitem(last=False)
-        return _open(form, made)
+            return _open(form, made)
 
     def close(self) -> None:
         """Ends the process in which forms are tried."""

@@ -114,15 +114,19 @@ def test_the_last_chunk_says_what_ended_it(forms: Forms) -> None:
     with Harness(eos=[EOS]) as harness:
         # Over as soon as nothing may follow: no token ends it.
         submit(harness, "over", regex(forms, "ab"), 1)
+        # There is nothing to draw after it, however many tokens are wanted.
+        submit(harness, "over too soon", regex(forms, "ab"), 1, min_tokens=10)
         submit(harness, "cut", regex(forms, "[a-e]{30}"), 1, max_tokens=5)
         submit(harness, "complete at the limit", regex(forms, "a{5}"), 1, max_tokens=5)
-        last = {name: harness.last(name) for name in ("over", "cut", "complete at the limit")}
+        last = {name: harness.last(name) for name in ("over", "over too soon", "cut", "complete at the limit")}
         assert {name: chunk.finish_reason for name, chunk in last.items()} == {
             "over": FinishReason.STOP,
+            "over too soon": FinishReason.STOP,
             "cut": FinishReason.LENGTH,
             "complete at the limit": FinishReason.STOP,
         }
         assert {(chunk.stop_token_id, chunk.stop_string) for chunk in last.values()} == {(None, None)}
+        assert harness.tokens("over too soon") == [0, 1]
         assert (harness.tokens("over"), len(harness.tokens("cut"))) == ([0, 1], 5)
 
 

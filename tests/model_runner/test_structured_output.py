@@ -180,6 +180,20 @@ def test_a_grammar_that_would_be_compiled_for_hours_is_given_up(smollm2: LoadedM
     assert forms.compile(StructuredOutput(StructureKind.REGEX, ("[ab]{7}",))).failure == ""
 
 
+def test_the_process_that_tries_forms_is_started_again(toy_forms: Forms) -> None:
+    def compile_repeated(count: int) -> None:
+        assert toy_forms.compile(StructuredOutput(StructureKind.REGEX, (f"b{{{count}}}",))).failure == ""
+
+    compile_repeated(1)
+    process = toy_forms._trial._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    compile_repeated(2)
+    toy_forms.close()
+    compile_repeated(3)
+
+
 def test_known_forms_are_the_latest(forms: Forms) -> None:
     asked = [StructuredOutput(StructureKind.REGEX, (f"a{{{count}}}",)) for count in range(1, MAX_CACHED_FORMS + 2)]
     for each in asked:
