@@ -20,6 +20,11 @@ class Constraint(Protocol):
         ...
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the text so far has the form; more may follow."""
+        ...
+
+    @property
     def is_over(self) -> bool:
         """Whether the form is complete and nothing may follow but the end."""
         ...

@@ -34,16 +34,18 @@ class Detokenizer:
         stop_strings: Sequence[str] = (),
         skip_special_tokens: bool = True,
         *,
+        unsearched_tokens: int = 0,
         include_stop_string: bool = False,
-        min_tokens: int = 0,
         strip: bool = True,
     ) -> None:
-        """include_stop_string: the text ends with the stop string, not before it. min_tokens: the text of so many
-        tokens is not searched. strip: as token_text() has it. Raises ValueError for an empty stop string.
+        """unsearched_tokens: of the first so many, the text is let through whatever it has. include_stop_string: the
+        text ends after the stop string, not before it. strip: as token_text() has it.
+
+        Raises ValueError for an empty stop string.
         """
         self._text = token_text(tokenizer, skip_special_tokens, strip=strip)
         self._search = StopSearch(stop_strings, include=include_stop_string)
-        self._unsearched = min_tokens
+        self._unsearched = unsearched_tokens
 
     @property
     def stop_string(self) -> str | None:
@@ -52,14 +54,13 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Adds tokens, which may also be none. After a stop string they change nothing."""
-        text = ""
-        if self._unsearched:
-            first, token_ids = token_ids[: self._unsearched], token_ids[self._unsearched :]
-            self._unsearched -= len(first)
-            text = self._text.push(first)
-        text += self._search.push(self._text.push(token_ids))
+        free, searched = token_ids[: self._unsearched], token_ids[self._unsearched :]
+        self._unsearched -= len(free)
+        text = self._text.push(free) if free else ""
+        text += self._search.push(self._text.push(searched))
         return TextDelta(text, self._search.found)
 
     def finish(self) -> str:
         """Ends the tokens and returns what was held back, cut at a stop string (see `stop_string`)."""
-        return self._search.push(self._text.finish()) + self._search.finish()
+        rest = self._text.finish()
+        return rest if self._unsearched else self._search.push(rest) + self._search.finish()

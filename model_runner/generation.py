@@ -6,14 +6,15 @@ import secrets
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from model_runner.detokenizer import Detokenizer
+from model_runner.logit_edits import LogitEdits
+from model_runner.logit_rules import LogitRules
 from model_runner.observer import EngineObserver
 from model_runner.request import Chunk, FinishReason, GenerateRequest, PositionLogprobs
-from model_runner.sampling import SamplingRows, logprobs, sample
+from model_runner.sampling import logprobs, sample
+from model_runner.sampling_rows import NO_TOKEN, SamplingRows
 from model_runner.sequence import LiveRequest, Sequence
 from model_runner.token_text import Tokenizer
 
@@ -52,23 +53,27 @@ class Generation:
         """The sequence that computes the prompt; it becomes choice 0."""
         return self._choice(live, 0, list(live.request.prompt_token_ids))
 
-    def advance(self, ready: Seq[Sequence], logits: Tensor, now: float) -> Outcome:
-        """One more token for each of `ready`, whose next-token logits are the rows of `logits`, float32 [R, V].
+    def advance(self, ready: Seq[Sequence], rows: Seq[int], logits: Tensor, now: float) -> Outcome:
+        """One more token for each of `ready`, whose next-token logits are at `rows` [R] of `logits`, float32 [S, V].
 
         A prompt that is complete for the first time splits into its choices here, which all draw from one row.
         """
         outcome = Outcome()
-        rows: list[int] = []
+        source: list[int] = []
         drawing: list[Sequence] = []
-        for row, sequence in enumerate(ready):
+        for row, sequence in zip(rows, ready, strict=True):
             family = [sequence, *self._split(sequence, outcome)]
             drawing.extend(family)
-            rows.extend([row] * len(family))
-        if len(rows) > len(ready):
-            logits = logits[torch.tensor(rows, device=logits.device)]
-        token_ids, positions = _draw(logits, drawing)
+            source.extend([row] * len(family))
+        token_ids, positions = _draw(logits, source, drawing)
         for sequence, token_id, position in zip(drawing, token_ids, positions, strict=True):
-            outcome.chunks.append(self._accept(sequence, token_id, position, now))
+            if token_id == NO_TOKEN and _is_unfinished(sequence):
+                outcome.stuck.append(sequence)
+                continue
+            if token_id == NO_TOKEN:
+                outcome.chunks.append(end_chunk(sequence, FinishReason.STOP, now))
+            else:
+                outcome.chunks.append(self._accept(sequence, token_id, position, now))
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)
             elif sequence.constraint is not None and sequence.constraint.failure:
@@ -87,12 +92,13 @@ class Generation:
             detokenizer=Detokenizer(
                 self._tokenizer,
                 request.stop.stop_strings,
+                unsearched_tokens=request.stop.min_tokens,
                 include_stop_string=request.stop.include_stop_string,
-                min_tokens=request.stop.min_tokens,
                 # A form counts every space.
                 strip=live.constraint is None,
             ),
             constraint=None if live.constraint is None else live.constraint.copy(),
+            rules=LogitRules.of(request, self._eos_token_ids),
         )
 
     def _split(self, parent: Sequence, outcome: Outcome) -> list[Sequence]:
@@ -131,6 +137,7 @@ class Generation:
             stop_token_id=stop_token_id,
             stop_string=stop_string,
             usage=None if live.sequences else live.usage(now),
+            prompt_logprobs=live.take_prompt_logprobs(),
         )
 
     def _read(self, sequence: Sequence, token_id: int) -> tuple[str, int | None, str | None]:
@@ -170,40 +177,55 @@ class Generation:
         sequence.last_token_at = live.last_token_at = now
 
 
-def abort_chunk(sequence: Sequence, now: float) -> Chunk:
+def _is_unfinished(sequence: Sequence) -> bool:
+    """Whether the text so far does not have the form that is asked for."""
+    return sequence.constraint is not None and not sequence.constraint.is_complete
+
+
+def describe_stuck(sequence: Sequence) -> str:
+    """Why the form of a sequence among Outcome.stuck can't go on."""
+    failure = sequence.constraint.failure if sequence.constraint is not None else ""
+    reason = failure or "the request's other rules forbid every token that it allows"
+    return f"The form cannot go on after {sequence.num_outputs} tokens: {reason}."
+
+
+def end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
     """Ends one choice without another token; the held-back text goes out."""
     live = sequence.live
-    sequence.finish_reason = FinishReason.ABORT
+    sequence.finish_reason = reason
     live.sequences.remove(sequence)
+    text = sequence.detokenizer.finish()
     return Chunk(
         request_id=live.request.request_id,
         choice_index=sequence.choice_index,
         token_ids=(),
-        text=sequence.detokenizer.finish(),
-        finish_reason=FinishReason.ABORT,
+        text=text,
+        finish_reason=reason,
+        stop_string=sequence.detokenizer.stop_string if reason is FinishReason.STOP else None,
         usage=None if live.sequences else live.usage(now),
+        prompt_logprobs=live.take_prompt_logprobs() if live.forked else (),
     )
 
 
-def _draw(logits: Tensor, drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
+def _draw(logits: Tensor, source: Seq[int], drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
+    """Tokens, or NO_TOKEN, and log-probabilities; each of `drawing` has its logits in the row that `source` says."""
     requests: list[GenerateRequest] = [sequence.live.request for sequence in drawing]
     rows = SamplingRows.of(
         [request.sampling for request in requests],
         [sequence.seed for sequence in drawing],
         [len(sequence.token_ids) for sequence in drawing],
     )
-    token_ids = sample(_constrained(logits, drawing), rows)
-    positions = logprobs(logits, token_ids, [request.logprobs for request in requests])
-    return token_ids.tolist(), positions
+    edits = None
+    if any(sequence.rules or sequence.constraint for sequence in drawing):
+        edits = [_edits(sequence, logits.shape[1]) for sequence in drawing]
+    drawn = sample(logits, rows, edits, source)
+    token_ids = drawn.tolist()
+    asked = [None if token == NO_TOKEN else each.logprobs for token, each in zip(token_ids, requests, strict=True)]
+    return token_ids, logprobs(logits, drawn, asked, source)
 
 
-def _constrained(logits: Tensor, drawing: Seq[Sequence]) -> Tensor:
-    """The logits with -inf where a sequence's form allows no token; `logits` itself stays as it is."""
-    masks = {row: each.constraint.mask() for row, each in enumerate(drawing) if each.constraint is not None}
-    if not masks:
-        return logits
-    logits = logits.clone()
-    for row, mask in masks.items():
-        allowed = np.unpackbits(mask.view(np.uint8), count=logits.shape[1], bitorder="little")
-        logits[row].masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), -torch.inf)
-    return logits
+def _edits(sequence: Sequence, vocabulary: int) -> LogitEdits | None:
+    form = None if sequence.constraint is None else sequence.constraint.mask()
+    if sequence.rules is not None:
+        return sequence.rules.edits(sequence.token_ids, vocabulary, form)
+    return None if form is None else LogitEdits(mask=form)

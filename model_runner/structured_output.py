@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from model_runner.form_grammar import grammar_of
 from model_runner.form_matcher import NO_TOKEN, Words, fault_of, open_matcher
 from model_runner.form_trial import Trial
+from model_runner.invalid import InvalidRequest
 from model_runner.json_text import NotJson
 from model_runner.request import StructuredOutput, StructureKind
-from model_runner.validation import InvalidRequest
 
 MAX_CACHED_FORMS = 64
 
@@ -31,13 +31,13 @@ _NAMES = {
 class FormConstraint:
     """A Constraint over a grammar. Tokens that end an answer are allowed exactly when the form is complete."""
 
-    __slots__ = ("_eos", "_mask", "_matcher", "failure", "is_over")
+    __slots__ = ("_eos", "_mask", "_matcher", "failure", "is_complete", "is_over")
 
     def __init__(self, matcher: LLMatcher, eos: NDArray[np.uint32]) -> None:
         """eos: the mask of the tokens that end an answer."""
         self._matcher = matcher
         self._eos = eos
-        self.is_over = False
+        self.is_complete = self.is_over = False
         self.failure = ""
         self._mask = self._next_mask()
 
@@ -52,7 +52,8 @@ class FormConstraint:
         twin = object.__new__(FormConstraint)
         twin._matcher, twin._eos = self._matcher.deep_copy(), self._eos
         # A mask is never written to: both may have this one.
-        twin._mask, twin.is_over, twin.failure = self._mask, self.is_over, self.failure
+        twin._mask, twin.failure = self._mask, self.failure
+        twin.is_complete, twin.is_over = self.is_complete, self.is_over
         return twin
 
     def _next_mask(self) -> NDArray[np.uint32]:
@@ -60,9 +61,10 @@ class FormConstraint:
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)[: self._eos.size]
         text = mask & ~self._eos
         self.failure = fault_of(self._matcher)
+        self.is_complete = not self.failure and self._matcher.is_accepting()
         if self.failure:
             return np.zeros_like(self._eos)
-        if self._matcher.is_accepting():
+        if self.is_complete:
             self.is_over = not text.any()
             return mask
         if not text.any():

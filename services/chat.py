@@ -9,8 +9,8 @@ from typing import Any
 from octavo.runner.v1 import model_runner_pb2 as pb
 
 from model_runner.chat_template import RESERVED
+from model_runner.invalid import InvalidRequest
 from model_runner.json_text import NotJson, read_json_object
-from model_runner.validation import InvalidRequest
 
 MAX_TOOLS = 256
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from octavo.runner.v1 import model_runner_pb2 as pb
 
 from model_runner.constraint import Constraint
+from model_runner.invalid import InvalidRequest
 from model_runner.request import StructuredOutput
 from model_runner.token_text import Tokenizer, bytes_of_tokens
-from model_runner.validation import InvalidRequest
 from services.runner_errors import FormsUnavailable
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from model_runner.detokenizer import Detokenizer
+from model_runner.invalid import InvalidRequest
 from model_runner.loading import LoadedModel
 from model_runner.request import StructuredOutput, StructureKind
 from model_runner.structured_output import MAX_CACHED_FORMS, FormConstraint, Forms
 from model_runner.token_text import bytes_of_tokens
-from model_runner.validation import InvalidRequest
 from tests.model_runner.form_cases import FORMS, SCHEMAS
 from tests.model_runner.test_detokenizer import GEMMA, LLAMA, Wrapped
 from tests.model_runner.toy_model import ToyTokenizer

@@ -7,7 +7,7 @@ import json
 import pytest
 from octavo.runner.v1 import model_runner_pb2 as pb
 
-from model_runner.validation import InvalidRequest
+from model_runner.invalid import InvalidRequest
 from services.chat import MAX_TOOLS, read_chat
 from services.client_request import generate_request
 

@@ -13,9 +13,9 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
+from model_runner.invalid import InvalidRequest
 from model_runner.request import StructuredOutput, StructureKind
 from model_runner.token_text import Tokenizer
-from model_runner.validation import InvalidRequest
 from services.form_compiler import FormCompiler
 from services.runner_errors import FormsUnavailable, runner_failure
 from tests.model_runner.toy_model import ToyTokenizer
