@@ -89,6 +89,31 @@ class TestGenerate:
         for chunk, recorded in zip(chunks, CLEAR["logprobs"], strict=False):
             assert chunk["logprobs"][0]["logprob"] == pytest.approx(recorded, abs=1e-3)
 
+    def test_a_stop_string_that_is_part_of_the_text(self, stack: Stack) -> None:
+        stop = CLEAR["text"][10:13]
+        options = ("--stop", stop, "--include-stop-string", "--max-tokens", "48", "--ignore-eos", "--json")
+        last = json_lines(generate(stack, CLEAR["prompt"], *options).stdout)[-1]
+        assert last["text"] == CLEAR["text"][: CLEAR["text"].index(stop) + 3]
+        assert last["finish_reason"] == "stop"
+
+    def test_answers_of_a_given_form(self, stack: Stack, tmp_path: Path) -> None:
+        schema = {"type": "object", "properties": {"legs": {"enum": [2, 4]}}, "required": ["legs"]}
+        schema["additionalProperties"] = False
+        (tmp_path / "schema.json").write_text(json.dumps(schema))
+        (tmp_path / "sums.lark").write_text('start: DIGIT ("+" DIGIT){2}\nDIGIT: /[0-9]/\n')
+        options = ("--temperature", "1.5", "--seed", "5", "--n", "2", "--json")
+
+        def texts(*form: str) -> list[str]:
+            last = json_lines(generate(stack, "--chat", "How many legs has a cat?", *form, *options).stdout)[-1]
+            assert {choice["finish_reason"] for choice in last["choices"]} == {"stop"}
+            return [choice["text"] for choice in last["choices"]]
+
+        for form in (str(tmp_path / "schema.json"), json.dumps(schema)):
+            assert all(json.loads(text) in ({"legs": 2}, {"legs": 4}) for text in texts("--json-schema", form))
+        assert all(re.fullmatch(r"\d\+\d\+\d", text) for text in texts("--grammar", str(tmp_path / "sums.lark")))
+        assert all(re.fullmatch(r"[A-Z][a-z]{3}", text) for text in texts("--regex", "[A-Z][a-z]{3}"))
+        assert set(texts("--choice", "two", "--choice", "four")) <= {"two", "four"}
+
     def test_rules_and_log_probabilities_of_the_prompt(self, stack: Stack) -> None:
         """Each option does what it says, and recorded outputs tell their own probabilities."""
         plain = ("--max-tokens", "12", "--ignore-eos", "--json")
@@ -128,6 +153,10 @@ class TestGenerate:
             (("a", "--n", "2000000000"), "num_choices is 2000000000"),
             (("a", "--temperature", "nan"), "temperature is nan"),
             (("",), "The prompt is empty"),
+            (("a", "--json-schema", "missing.json"), "missing.json cannot be read: No such file or directory."),
+            (("a", "--json-schema", "{"), "The JSON schema cannot be used: "),
+            (("a", "--regex", "a", "--choice", "b"), "regex and choices cannot go together"),
+            (("a", "--chat", "--tools", __file__), "is no JSON"),
         ],
     )
     def test_what_cannot_be_done_is_one_line_and_exit_code_2(
