@@ -244,7 +244,7 @@ class TestUp:
     def test_serves_until_it_is_told_to_stop(self, tmp_path: Path) -> None:
         runner, books = f"127.0.0.1:{free_port()}", f"unix:{tmp_path}/kv.sock"
         arguments = ("--runner-address", runner, "--kv-address", books, "--block-size", "8", "--num-blocks", "64")
-        up = Process(tmp_path, "up", *arguments, "--weights-dtype", "float32")
+        up = Process(tmp_path, "up", *arguments)
         wait_until("the hint", lambda: "octavo generate" in up.log, up)
         assert health_of(runner) == health_of(books) == SERVING
         done = run_octavo("generate", CLEAR["prompt"], "--max-tokens", "48", "--ignore-eos", "--address", runner)
@@ -374,9 +374,7 @@ class TestStartUpErrors:
         assert health_of(stack.runner_address) == SERVING
 
     def test_a_pool_that_is_kept_otherwise(self, stack: Stack, tmp_path: Path) -> None:
-        line = self.runner_error(
-            tmp_path, "--kv-address", stack.kv_address, "--weights-dtype", "float32", "--prefix-index", "radix"
-        )
+        line = self.runner_error(tmp_path, "--kv-address", stack.kv_address, "--prefix-index", "radix")
         assert "is open with index hash (asked for radix); close it first or take another pool id" in line
 
     def test_a_pool_that_is_open_with_other_facts(self, stack: Stack, tmp_path: Path) -> None:
