@@ -128,7 +128,8 @@ def some_groups(form: str, outputs: int, inputs: int) -> Grouped:
     numbers = torch.randint(least, greatest, (outputs, inputs), generator=draw, dtype=torch.int8)
     scales, offsets = (torch.randn(outputs, inputs // GROUP, generator=draw).half() for _ in range(2))
     # Half-precision numbers below the normal ones, and both zeros.
-    scales[0, :3] = torch.tensor([6e-8, 0.0, -0.0])
+    small = torch.tensor([6e-8, 0.0, -0.0])[: inputs // GROUP]
+    scales[0, : len(small)] = small
     return Grouped(form, numbers, scales, offsets if form == "int4" else None)
 
 

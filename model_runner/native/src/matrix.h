@@ -34,8 +34,9 @@ float* thread_scratch(int64_t floats);
 
 class Matrix {
 public:
-    // All weights are 0 until they are filled. It is used by the kernels that it was packed for.
-    Matrix(const Kernels& kernels, Form form, int64_t outputs, int64_t inputs);
+    // All weights are 0 until they are filled. It is used by the kernels that it was packed for. Only int8 and int4
+    // matrices take int8 activations; for others they stay float32.
+    Matrix(const Kernels& kernels, Form form, Activations activations, int64_t outputs, int64_t inputs);
 
     // Rows of float weights [count, inputs] for the outputs from `first` on, rounded to the form.
     void fill(Pool& pool, int64_t first, int64_t count, const float* weights);
@@ -46,7 +47,7 @@ public:
     // The weights of one output, as the products use them.
     void row(int64_t output, float* to) const;
 
-    // y = x * weights^T for rows of x, shared out among the pool's threads.
+    // y = x * weights^T for rows of x, rounded first for int8 activations; shared out among the pool's threads.
     void multiply(Pool& pool, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride) const;
 
     int64_t outputs() const { return packed_.outputs; }
@@ -55,7 +56,14 @@ public:
     size_t bytes() const { return buffer_.bytes(); }
 
 private:
+    // Calls work(first row, rows, first panel, last panel) for every unit of a product.
+    template <class Work>
+    void for_units(Pool& pool, int64_t rows, const Work& work) const;
+    // Rows [rows, groups], on this thread's memory.
+    const RoundedGroup* rounded(Pool& pool, const float* x, int64_t x_stride, int64_t rows) const;
     uint8_t* panel_of(int64_t output) const;
+    // Where an int8 weight is in its group.
+    int64_t byte_of(int64_t k, int64_t lane) const;
     void fill_row(int64_t output, const float* weights);
     void put_group(int64_t output, int64_t group, const int8_t* numbers, uint16_t scale, uint16_t offset);
 
@@ -63,6 +71,9 @@ private:
     Packed packed_;
     Buffer buffer_;
 };
+
+// Whether weights are whole numbers in groups, with scales.
+bool is_grouped(Form form);
 
 // Whether a matrix with so many inputs can have this form.
 bool form_fits(Form form, int64_t inputs);
