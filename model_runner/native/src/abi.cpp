@@ -18,6 +18,7 @@
 #include "instruction_sets.h"
 #include "kernels.h"
 #include "matrix.h"
+#include "memory.h"
 #include "model.h"
 #include "pool.h"
 

@@ -6,7 +6,8 @@
 
 constexpr int64_t kQuads = kGroup / 4;  // four inputs at a time, which is what one lane takes
 
-// One group of one panel as it is packed: see Packed.
+// One group of one panel as it is packed (see Packed); what is read fetches what is `ahead` bytes away.
+template <int64_t ahead>
 struct NibbleGroup {
     static constexpr bool kHasOffsets = true;
     static constexpr int64_t kScaleBytes = kPanel * 4, kBytes = kScaleBytes + kGroup * kPanel / 2;
@@ -19,11 +20,12 @@ struct NibbleGroup {
         const uint32_t* words = reinterpret_cast<const uint32_t*>(at + kScaleBytes);
         words += quad / 2 * kPanel + vec * kLanes;
         if (quad % 2) return high_nibbles(load_bits(words));
-        fetch_ahead<kAhead>(words);
+        fetch_ahead<ahead>(words);
         return low_nibbles(load_bits(words));
     }
 };
 
+template <int64_t ahead>
 struct ByteGroup {
     static constexpr bool kHasOffsets = false;
     static constexpr int64_t kScaleBytes = kPanel * 2, kBytes = kScaleBytes + kGroup * kPanel;
@@ -33,7 +35,7 @@ struct ByteGroup {
     template <int quad>
     Bits numbers(int vec) const {
         const uint32_t* words = reinterpret_cast<const uint32_t*>(at + kScaleBytes) + quad * kPanel + vec * kLanes;
-        fetch_ahead<kAhead>(words);
+        fetch_ahead<ahead>(words);
         return load_bits(words);
     }
 };
@@ -161,10 +163,10 @@ constexpr int64_t kDecodedGroups = kDecodedInputs / kGroup;
 constexpr int64_t kDotScratch = sizeof(DecodedGroup) / sizeof(float) * kDecodedGroups + kGemmRows * kPanel;
 
 // One panel for a few rows: numbers are unpacked as they are used.
-template <class Group>
+template <template <int64_t> class Group>
 inline void multiply_few(const uint8_t* panel, int64_t groups, const IntegerProduct& p, int64_t column,
                          int64_t columns) {
-    const PackedGroups<Group> packed{panel};
+    const PackedGroups<Group<kAhead>> packed{panel};
     if (columns == kPanel) return dot_tile(p.rows, p.x, p.x_stride, packed, groups, p.y + column, p.y_stride, false);
     float edge[kDotRows * kPanel];
     dot_tile(p.rows, p.x, p.x_stride, packed, groups, edge, kPanel, false);
@@ -172,9 +174,10 @@ inline void multiply_few(const uint8_t* panel, int64_t groups, const IntegerProd
 }
 
 // One panel for many rows: numbers are unpacked once.
-template <class Group>
+template <template <int64_t> class Group>
 inline void multiply_many(const uint8_t* panel, int64_t groups, const IntegerProduct& p, int64_t column,
                           int64_t columns, float* scratch) {
+    using Kept = Group<0>;
     auto* decoded = reinterpret_cast<DecodedGroup*>(scratch);
     float* edge = reinterpret_cast<float*>(decoded + kDecodedGroups);
     const bool fits = columns == kPanel;
@@ -183,14 +186,14 @@ inline void multiply_many(const uint8_t* panel, int64_t groups, const IntegerPro
     for (int64_t first = 0; first < groups; first += kDecodedGroups) {
         const int64_t count = groups - first < kDecodedGroups ? groups - first : kDecodedGroups;
         for (int64_t index = 0; index < count; ++index) {
-            const Group packed{panel + (first + index) * Group::kBytes};
+            const Kept packed{panel + (first + index) * Kept::kBytes};
             decode_group(packed, decoded[index], std::make_integer_sequence<int, kQuads>{});
         }
         // The next groups, or the next panel's, come meanwhile: each block of rows fetches its share.
-        const uint8_t* next = panel + (first + count) * Group::kBytes;
-        const int64_t bytes = count * Group::kBytes;
+        const uint8_t* next = panel + (first + count) * Kept::kBytes;
+        const int64_t bytes = count * Kept::kBytes;
         for_row_blocks(p.rows, kDotRows, [&](int64_t row, int64_t rows) {
-            const DecodedGroups<Group::kHasOffsets> weights{decoded, next + bytes * row / p.rows,
+            const DecodedGroups<Kept::kHasOffsets> weights{decoded, next + bytes * row / p.rows,
                                                             bytes * rows / (p.rows * count * kQuads)};
             dot_tile(rows, p.x + row * p.x_stride + first, p.x_stride, weights, count, y + row * y_stride, y_stride,
                      first > 0);
@@ -199,7 +202,7 @@ inline void multiply_many(const uint8_t* panel, int64_t groups, const IntegerPro
     if (!fits) copy_rows(p.rows, columns, edge, kPanel, p.y + column, p.y_stride);
 }
 
-template <class Group>
+template <template <int64_t> class Group>
 inline void multiply_groups(const Packed& w, const IntegerProduct& p, int64_t first, int64_t last, float* scratch) {
     const int64_t groups = w.inputs / kGroup;
     for (int64_t panel = first; panel < last; ++panel) {

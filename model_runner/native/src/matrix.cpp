@@ -2,20 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <new>
-
-#include <sys/mman.h>
 
 #include "numbers.h"
 
 namespace octavo {
 namespace {
-
-constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kLine = 64;
 
 // Rows that one thread packs at a time.
 constexpr int64_t kFillRows = 16;
@@ -51,18 +42,6 @@ uint16_t to_half(float value) {
 // Where one of 8 numbers of 4 bits is in their word.
 int64_t nibble_shift(int64_t index) { return 8 * (index % 4) + 4 * (index / 4); }
 
-// Memory that grows to what was wanted most.
-class Scratch {
-public:
-    void* room(size_t bytes) {
-        if (!buffer_ || buffer_->bytes() < bytes) buffer_ = std::make_unique<Buffer>(bytes);
-        return buffer_->data();
-    }
-
-private:
-    std::unique_ptr<Buffer> buffer_;
-};
-
 struct Group {
     int8_t numbers[kGroup];
     uint16_t scale;
@@ -91,45 +70,6 @@ Group quantize(const float* weights, Form form) {
 
 }  // namespace
 
-void want_huge_pages(void* memory, size_t bytes) {
-#if defined(MADV_HUGEPAGE)
-    // Both ends stay in small pages: a huge one that is mostly empty would be memory taken for nothing.
-    const auto begin = reinterpret_cast<uintptr_t>(memory);
-    const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
-    const uintptr_t last = (begin + bytes) / kHugePage * kHugePage;
-    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#endif
-}
-
-Buffer::Buffer(size_t bytes) : data_(nullptr), bytes_(bytes) {
-    if (bytes < kHugePage) {
-        void* memory = nullptr;
-        if (posix_memalign(&memory, kLine, std::max<size_t>(bytes, 1)) != 0) throw std::bad_alloc();
-        data_ = static_cast<uint8_t*>(std::memset(memory, 0, bytes));
-        return;
-    }
-    // Not from the heap, where what is freed between large pieces that stay is never given back. One huge page more
-    // than is wanted has room for it on a huge page's boundary; what is not written takes no memory.
-    void* memory = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    mapped_ = memory;
-    data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage);
-    want_huge_pages(data_, bytes);
-}
-
-Buffer::~Buffer() {
-    if (mapped_ != nullptr) {
-        munmap(mapped_, bytes_ + kHugePage);
-    } else {
-        std::free(data_);
-    }
-}
-
-float* thread_scratch(int64_t floats) {
-    thread_local Scratch scratch;
-    return static_cast<float*>(scratch.room(static_cast<size_t>(floats) * sizeof(float)));
-}
-
 bool is_grouped(Form form) { return form == Form::int8 || form == Form::int4; }
 
 bool form_fits(Form form, int64_t inputs) {
@@ -140,12 +80,12 @@ Matrix::Matrix(const Kernels& kernels, Form form, Activations activations, int64
     : kernels_(kernels),
       packed_{form,   is_grouped(form) ? activations : Activations::float32,      outputs,
               inputs, bytes_per_panel(form, kernels.panel, inputs), nullptr},
-      buffer_(static_cast<size_t>(packed_.panel_bytes * ((outputs + kernels.panel - 1) / kernels.panel))) {
-    packed_.data = buffer_.data();
+      memory_(weight_memory(static_cast<size_t>(packed_.panel_bytes * ((outputs + kernels.panel - 1) / kernels.panel)))) {
+    packed_.data = memory_.data;
 }
 
 uint8_t* Matrix::panel_of(int64_t output) const {
-    return buffer_.data() + output / kernels_.panel * packed_.panel_bytes;
+    return memory_.data + output / kernels_.panel * packed_.panel_bytes;
 }
 
 void Matrix::fill(Pool& pool, int64_t first, int64_t count, const float* weights) {

@@ -1,36 +1,13 @@
 // A packed weight matrix that owns its memory.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "kernels.h"
+#include "memory.h"
 #include "pool.h"
 
 namespace octavo {
-
-// Asks the system for huge pages where whole ones fit; to be called before the memory is written.
-void want_huge_pages(void* memory, size_t bytes);
-
-// Memory on a cache line's boundary, in huge pages where the system has them; zero at first.
-class Buffer {
-public:
-    explicit Buffer(size_t bytes);
-    ~Buffer();
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-
-    uint8_t* data() const { return data_; }
-    size_t bytes() const { return bytes_; }
-
-private:
-    uint8_t* data_;
-    size_t bytes_;
-    void* mapped_ = nullptr;  // What the system gave, where it is not from the heap.
-};
-
-// This thread's scratch memory, at least so many floats; what was in it is gone.
-float* thread_scratch(int64_t floats);
 
 class Matrix {
 public:
@@ -53,7 +30,7 @@ public:
     int64_t outputs() const { return packed_.outputs; }
     int64_t inputs() const { return packed_.inputs; }
     Form form() const { return packed_.form; }
-    size_t bytes() const { return buffer_.bytes(); }
+    size_t bytes() const { return memory_.bytes; }
 
 private:
     // Calls work(first row, rows, first panel, last panel) for every unit of a product.
@@ -69,7 +46,7 @@ private:
 
     const Kernels& kernels_;
     Packed packed_;
-    Buffer buffer_;
+    Slice memory_;
 };
 
 // Whether weights are whole numbers in groups, with scales.
