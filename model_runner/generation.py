@@ -83,6 +83,9 @@ class Generation:
     ) -> None:
         token_ids, positions = _draw(logits, source, drawing)
         for sequence, token_id, position in zip(drawing, token_ids, positions, strict=True):
+            if token_id == NO_TOKEN and _is_unfinished(sequence):
+                outcome.stuck.append(sequence)
+                continue
             if token_id == NO_TOKEN:
                 chunk = _end_chunk(sequence, FinishReason.STOP, now)
             else:
@@ -90,6 +93,8 @@ class Generation:
                 outcome.num_tokens += 1
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)
+            elif sequence.constraint is not None and sequence.constraint.failure:
+                outcome.stuck.append(sequence)
             if sequence.live.best_of is None:
                 outcome.chunks.append(chunk)
             else:
@@ -105,8 +110,14 @@ class Generation:
             token_ids=token_ids,
             seed=seed % (1 << _SEED_BITS),
             detokenizer=Detokenizer(
-                self._tokenizer, request.stop.stop_strings, unsearched_tokens=request.stop.min_tokens
+                self._tokenizer,
+                request.stop.stop_strings,
+                unsearched_tokens=request.stop.min_tokens,
+                include_stop_string=request.stop.include_stop_string,
+                # A form counts every space.
+                strip=live.constraint is None,
             ),
+            constraint=None if live.constraint is None else live.constraint.copy(),
             rules=LogitRules.of(request, self._eos_token_ids),
         )
 
@@ -129,6 +140,8 @@ class Generation:
         live = sequence.live
         self._progress.take(sequence, token_id, now)
         live.output_tokens += 1
+        if sequence.constraint is not None:
+            sequence.constraint.advance(token_id)
         text, stop_token_id, stop_string = self._read(sequence, token_id)
         if sequence.finish_reason is not None:
             live.sequences.remove(sequence)
@@ -148,7 +161,9 @@ class Generation:
     def _read(self, sequence: Sequence, token_id: int) -> tuple[str, int | None, str | None]:
         """The new text, and the token or string that ends the choice, if one does."""
         stop = sequence.live.request.stop
-        is_eos = token_id in self._eos_token_ids and not stop.ignore_eos
+        # A form allows an end token only where it is complete, and nothing can follow it.
+        heeds_eos = not stop.ignore_eos or sequence.constraint is not None
+        is_eos = heeds_eos and token_id in self._eos_token_ids
         if is_eos or token_id in stop.stop_token_ids:
             sequence.finish_reason = FinishReason.STOP
             text = sequence.detokenizer.finish()
@@ -158,10 +173,11 @@ class Generation:
         if delta.stop_string is not None:
             sequence.finish_reason = FinishReason.STOP
             return delta.text, None, delta.stop_string
-        if self._is_full(sequence, stop.max_tokens):
+        is_over = sequence.constraint is not None and sequence.constraint.is_over
+        if is_over or self._is_full(sequence, stop.max_tokens):
             text = delta.text + sequence.detokenizer.finish()
             stop_string = sequence.detokenizer.stop_string
-            sequence.finish_reason = FinishReason.STOP if stop_string else FinishReason.LENGTH
+            sequence.finish_reason = FinishReason.STOP if stop_string or is_over else FinishReason.LENGTH
             return text, None, stop_string
         return delta.text, None, None
 
@@ -176,6 +192,18 @@ def abort_chunks(live: LiveRequest, now: float) -> list[Chunk]:
         return [_end_chunk(sequence, FinishReason.ABORT, now) for sequence in list(live.sequences)]
     live.sequences = []
     return aborted(live.request.request_id, live.request.num_choices, live.usage(now))
+
+
+def _is_unfinished(sequence: Sequence) -> bool:
+    """Whether the text so far does not have the form that is asked for."""
+    return sequence.constraint is not None and not sequence.constraint.is_complete
+
+
+def describe_stuck(sequence: Sequence) -> str:
+    """Why the form of a sequence among Outcome.stuck can't go on."""
+    failure = sequence.constraint.failure if sequence.constraint is not None else ""
+    reason = failure or "the request's other rules forbid every token that it allows"
+    return f"The form cannot go on after {sequence.num_outputs} tokens: {reason}."
 
 
 def _end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
