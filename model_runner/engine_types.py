@@ -61,7 +61,7 @@ class Executor(Protocol):
     """Runs the model on physical blocks."""
 
     def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> Tensor:
-        """Copies, then computes the entries; float32 logits [entries that want them, vocabulary]."""
+        """Copies, then computes the entries; float32 logits [rows that they want, vocabulary], in their order."""
         ...
 
 
