@@ -113,7 +113,7 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
             await endpoint.stop(grace_seconds)
             if servicer.served is not None:
                 await asyncio.to_thread(servicer.served.engine.stop)
-                servicer.served.forms.close()
+                await asyncio.to_thread(servicer.served.forms.close)
 
 
 async def _serve(
