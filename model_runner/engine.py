@@ -96,7 +96,7 @@ class Engine:
         self._state = EngineState.WAITING_FOR_BOOKS
         self._has_books = False
         self._losses = 0
-        self._intake = Intake(options.max_queued_requests)
+        self._intake = Intake(options.max_queued_requests, options.max_queued_tokens)
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
     # For callers.
@@ -106,7 +106,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends every live request with ABORT, gives the pool back and ends the thread."""
+        """Ends every live request with a failure, gives the pool back and ends the thread."""
         self._intake.stop()
         if self._thread.is_alive():
             self._thread.join()
@@ -125,9 +125,17 @@ class Engine:
         self._intake.submit(live)
         return live
 
+    def check_room(self, ahead: int) -> None:
+        """Raises QueueFull when there is no room for one more behind `ahead` that are yet to be submitted."""
+        self._intake.check_room(ahead)
+
     def cancel(self, live: LiveRequest) -> None:
         """Ends this request before the next step, and never a later one of the same id."""
         self._intake.cancel(live)
+
+    def throttle(self, live: LiveRequest, paused: bool) -> None:
+        """Pauses a request before the next step, or lets it go on: a paused one gives its blocks back and waits."""
+        self._intake.throttle(live, paused)
 
     def abort(self, request_ids: Sequence[str]) -> tuple[int, int]:
         """Ends requests before the next step. Returns how many were live, and how many unknown."""
@@ -176,7 +184,24 @@ class Engine:
         for live in news.arrived:
             self._scheduler.add(live.sequences[0])
         self._abort_now(news.aborted)
+        for live, paused in news.throttled:
+            self._throttle_now(live, paused)
         return news.stopping
+
+    def _throttle_now(self, live: LiveRequest, paused: bool) -> None:
+        # Between its being asked for and now, the request may have been aborted, or asked for the same twice.
+        if paused == live.paused or not self._intake.is_live(live):
+            return
+        live.paused = paused
+        if not paused:
+            self._scheduler.resume(live.sequences)
+            return
+        live.pauses += 1
+        try:
+            self._scheduler.pause(live.sequences)
+        except BOOKS_TROUBLE as error:
+            # Who else is to pause must not be forgotten for it.
+            self._lose_books(error)
 
     def _wait(self) -> None:
         """Sleeps until something arrives; with a line that nobody serves, only for a moment.
@@ -268,7 +293,7 @@ class Engine:
     def _note_admissions(self, plan: StepPlan, now: float) -> None:
         for work in plan.work:
             if work.sequence.live.admitted_at is None:
-                work.sequence.live.admitted_at = now
+                self._intake.note_admission(work.sequence.live, now)
 
     # When things go wrong.
 
@@ -353,7 +378,8 @@ class Engine:
             self._lose_books(error)
 
     def _shut_down(self) -> None:
-        self._abort_now(self._intake.all())
+        for live in self._intake.all():
+            self._fail([live], _stopping(live), FailureKind.STOPPING)
         self._books.close()
         self._change_state(EngineState.STOPPED, "stopped")
 
@@ -361,6 +387,12 @@ class Engine:
         if state is not self._state:
             self._state = state
             self._on_state(state, sentence)
+
+
+def _stopping(live: LiveRequest) -> str:
+    if live.output_tokens:
+        return f"the server stops, after {live.output_tokens} tokens of the answer"
+    return "the server stops, and has not begun with the answer; send the request to another one"
 
 
 def _unfinished(sequences: Sequence[LiveSequence]) -> list[LiveSequence]:

@@ -44,9 +44,11 @@ class RunningKvManager:
         return self.endpoint.metrics_address
 
     async def stop(self, grace_seconds: float) -> None:
-        """Says NOT_SERVING, ends the sessions, lets other calls end for `grace_seconds`, and frees the ports."""
-        self.sessions.drain()
-        await self.endpoint.stop(grace_seconds)
+        """Says NOT_SERVING, lets runners end what they have and other calls end for `grace_seconds`, frees the ports."""
+        started = time.monotonic()
+        await self.endpoint.health.stop()
+        await self.sessions.drain(grace_seconds)
+        await self.endpoint.stop(max(0.0, grace_seconds - (time.monotonic() - started)))
 
 
 async def start_kv_manager(settings: KvManagerSettings) -> RunningKvManager:

@@ -111,6 +111,11 @@ class SessionCore:
             field="message",
         )
 
+    @property
+    def has_sequences(self) -> bool:
+        """Whether the runner has live sequences."""
+        return self._orders is not None and not self._orders.empty
+
     def check_alive(self) -> None:
         """Raises what has ended the session from elsewhere: SessionTaken, UnknownPool."""
         self._manager.session_pool(self.pool_id, self.epoch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -57,6 +58,8 @@ class SessionStreams:
         self._observe = observe
         self._streams: set[_Stream] = set()
         self._stopping = False
+        self._changed = asyncio.Event()
+        """Set when a session has done something or ended."""
         manager.on_epoch_over = self._end_those_of
 
     def __len__(self) -> int:
@@ -84,16 +87,26 @@ class SessionStreams:
             stream.close()
             self._streams.discard(stream)
             self._end(stream.core, cause)
+            self._changed.set()
 
-    def drain(self) -> None:
-        """Ends all sessions, because the process stops, and takes no new ones."""
+    async def drain(self, grace_seconds: float) -> None:
+        """Takes no new sessions, because the process stops, and ends all once none of them has a live sequence.
+
+        After grace_seconds it ends them all the same. A runner that stops at the same time can so finish first.
+        """
         self._stopping = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                while any(stream.core.has_sequences for stream in self._streams):
+                    self._changed.clear()
+                    await self._changed.wait()
         for stream in self._streams:
             stream.fail(KvManagerStopping("the KV manager is stopping; open the session again at the one that follows"))
 
     def _receive(self, core: SessionCore, request: object) -> list[pb.SessionResponse]:
         if not isinstance(request, pb.SessionRequest):
             raise InvalidArgument("a message of the session is not well-formed", field="message")
+        self._changed.set()
         if self._observe is None or not request.HasField("step"):
             return core.receive(request)
         loop = asyncio.get_running_loop()

@@ -14,6 +14,7 @@ from model_runner.engine_types import EngineOptions, EngineState, Executor, Fail
 from model_runner.observer import StepReport
 from model_runner.request import Chunk, FinishReason, GenerateRequest, SamplingParams, StopConditions, Usage
 from model_runner.scheduler import SchedulerLimits
+from model_runner.sequence import LiveRequest
 from model_runner.token_text import Tokenizer
 from services.books_inprocess import InProcessBooks
 from services.cache_options import DEFAULT_CACHE, CacheOptions
@@ -58,6 +59,7 @@ class Harness:
         cache: CacheOptions = DEFAULT_CACHE,
         max_model_tokens: int = 10_000,
         max_queued: int = 1024,
+        max_queued_tokens: int = 1 << 22,
         executor: Executor | None = None,
         tokenizer: Tokenizer | None = None,
         **limits: int,
@@ -79,6 +81,7 @@ class Harness:
                 max_sequence_tokens=min(max_model_tokens, (num_blocks - 1) * block_size),
                 eos_token_ids=frozenset(eos),
                 max_queued_requests=max_queued,
+                max_queued_tokens=max_queued_tokens,
             ),
             self._take,
             self._note_state,
@@ -105,7 +108,7 @@ class Harness:
         occupancy = self.pool.occupancy()
         assert (occupancy.held_blocks, occupancy.sequences) == (0, 0)
 
-    def submit(self, request_id: str, prompt: Sequence[int], max_tokens: int | None = 8, **options) -> None:
+    def submit(self, request_id: str, prompt: Sequence[int], max_tokens: int | None = 8, **options) -> LiveRequest:
         sampling = options.pop("sampling", SamplingParams())
         stop = StopConditions(
             max_tokens=max_tokens,
@@ -113,7 +116,7 @@ class Harness:
             stop_token_ids=frozenset(options.pop("stop_token_ids", ())),
             ignore_eos=options.pop("ignore_eos", False),
         )
-        self.engine.submit(GenerateRequest(request_id, tuple(prompt), sampling, stop, **options))
+        return self.engine.submit(GenerateRequest(request_id, tuple(prompt), sampling, stop, **options))
 
     def wait_for(self, request_id: str, count: int) -> list[Chunk | Failure]:
         """The items of a request once there are `count` of them."""
