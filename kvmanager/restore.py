@@ -24,11 +24,13 @@ Place = tuple[HashChain, int]
 
 @dataclass(slots=True)
 class _Content:
-    """What a block holds: its place in a chain, and how many of the tokens there are computed."""
+    """What a block holds: its place in a chain, how many of the tokens there are computed, and whether it can be
+    continued, for all of them are computed or promised."""
 
     chain: HashChain
     index: int
     filled: int
+    full: bool = False
 
 
 @dataclass(slots=True)
@@ -68,17 +70,19 @@ class RestorablePool(Pool):
     # Checks: what several say of one block.
 
     def _contents(self, sequences: Seq[HeldSequence], chains: list[HashChain]) -> dict[int, _Content]:
-        """What each block of the tables holds, by the sequence that has computed most in it."""
+        """What each block of the tables holds, by the sequence that has computed or promised most in it."""
+        size = self.spec.block_size
         contents: dict[int, _Content] = {}
         for sequence, chain in zip(sequences, chains, strict=True):
-            chain.compute(sequence.computed_tokens // self.spec.block_size)
+            certain = (sequence.computed_tokens + sequence.promised_tokens) // size
+            chain.compute(certain)
             for index, block in enumerate(sequence.block_ids):
-                filled = sequence.computed_tokens - index * self.spec.block_size
-                content = _Content(chain, index, min(self.spec.block_size, max(0, filled)))
+                filled = min(size, max(0, sequence.computed_tokens - index * size))
+                content = _Content(chain, index, filled, full=index < certain)
                 known = contents.get(block)
                 if known is not None:
                     self._check_agree(block, known, content)
-                if known is None or known.filled < content.filled:
+                if known is None or (known.filled, known.full) < (filled, content.full):
                     contents[block] = content
         return contents
 
@@ -95,9 +99,8 @@ class RestorablePool(Pool):
 
     def _runs(self, cached: Seq[HeldCache], contents: dict[int, _Content]) -> list[_Run]:
         """The cached blocks as runs with their names; a parent is another cached block, or a full one of a table."""
-        size = self.spec.block_size
         places: dict[int, Place] = {
-            block: (content.chain, content.index) for block, content in contents.items() if content.filled == size
+            block: (content.chain, content.index) for block, content in contents.items() if content.full
         }
         runs: list[_Run] = []
         for part in cached:

@@ -144,6 +144,21 @@ class KvBooks(Protocol):
         """
         ...
 
+    def extend(self, updates: Sequence[SequenceUpdate]) -> Growth:
+        """append() for tokens that are only guessed, and may be taken back by truncate().
+
+        It waits for nobody, and takes nothing that others can't do without. A sequence that gets no room so is stalled:
+        nothing was told of it.
+        """
+        ...
+
+    def truncate(self, sequence_id: str, num_tokens: int) -> None:
+        """Takes back what was told of a sequence behind its first `num_tokens` tokens, none of it computed.
+
+        Its block table ends with the block of the last token that stays.
+        """
+        ...
+
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
         """Gives each child the parent's block table. Parent and children must append() before they next write."""
         ...

@@ -36,6 +36,14 @@ class TimedBooks:
         with self._clock():
             return self._books.append(updates)
 
+    def extend(self, updates: Sequence[SequenceUpdate]) -> Growth:
+        with self._clock():
+            return self._books.extend(updates)
+
+    def truncate(self, sequence_id: str, num_tokens: int) -> None:
+        with self._clock():
+            self._books.truncate(sequence_id, num_tokens)
+
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
         with self._clock():
             self._books.fork(parent_id, child_ids)

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from kvmanager.errors import KvError, PoolShort, StaleEpoch, UnknownPool
+from kvmanager.errors import KvError, NeverFits, PoolShort, QuotaShort, StaleEpoch, UnknownPool
 from kvmanager.manager import KvManager
 from kvmanager.pool import Pool
 from kvmanager.types import Append, BlockCopy, CacheScope, Grant, Retention
@@ -23,6 +23,9 @@ from model_runner.books import (
     SequenceUpdate,
 )
 from services.cache_options import DEFAULT_CACHE, CacheOptions
+
+_NO_ROOM = (PoolShort.reason, QuotaShort.reason, NeverFits.reason)
+"""Why a growth is refused that somebody can do without."""
 
 
 class InProcessBooks:
@@ -77,6 +80,26 @@ class InProcessBooks:
         except KvError as error:
             return _unless_short(error)
         return Growth([_grant(each) for each in grants])
+
+    def extend(self, updates: Sequence[SequenceUpdate]) -> Growth:
+        """append() of guesses, for each sequence that there is room for."""
+        grants: list[BlockGrant] = []
+        stalled: list[str] = []
+        for update in updates:
+            try:
+                grants += map(_grant, self._pool().append(_appends([update]), caller=self._epoch))
+            except KvError as error:
+                if error.reason not in _NO_ROOM:
+                    _refuse(error)
+                stalled.append(update.sequence_id)
+        return Growth(grants, frozenset(stalled))
+
+    def truncate(self, sequence_id: str, num_tokens: int) -> None:
+        """Takes back what was told behind the first `num_tokens` tokens."""
+        try:
+            self._pool().truncate(sequence_id, num_tokens, caller=self._epoch)
+        except KvError as error:
+            _refuse(error)
 
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
         """Gives each child the parent's block table."""

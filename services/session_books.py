@@ -115,6 +115,34 @@ class SessionBooks:
                 raise BooksRefused(each.sentence, each.reason)
         return None if refused else self._growth(session.mirror, sequences, waiting)
 
+    def extend(self, updates: Sequence[SequenceUpdate]) -> Growth:
+        """Tells guesses of the sequences that have room for them, or get it from spare blocks; the others are stalled.
+
+        While the KV manager is late or away, the spare blocks are for what can't be done without.
+        """
+        session = self._session
+        session.pump()
+        mirror = session.mirror
+        grown: list[Held] = []
+        stalled: set[str] = set()
+        with _faults():
+            for update in updates:
+                if session.is_late or not mirror.can_spare(update):
+                    stalled.add(update.sequence_id)
+                    continue
+                held = mirror.tell(update)
+                mirror.has_room(held)
+                grown.append(held)
+        growth = self._growth(mirror, grown, [])
+        return Growth(growth.grants, frozenset(stalled))
+
+    def truncate(self, sequence_id: str, num_tokens: int) -> None:
+        """Takes back what was told behind the first `num_tokens` tokens."""
+        session = self._session
+        session.pump()
+        with _faults():
+            session.mirror.truncate(sequence_id, num_tokens)
+
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
         """Gives each child the parent's block table."""
         session = self._session

@@ -46,7 +46,12 @@ def _of_tree(mirror: Mirror) -> list[str]:
     children: dict[int, set[int]] = {}
     for block, cached in tree.blocks.items():
         children.setdefault(cached.parent, set()).add(block)
-    full = {block for held in mirror.live.values() for block in held.blocks[: held.computed // mirror.block_size]}
+    # What is promised is computed by the end of the step, and continued by who ends in it.
+    full = {
+        block
+        for held in mirror.live.values()
+        for block in held.blocks[: max(held.computed, held.promised) // mirror.block_size]
+    }
     found = ["the children of the cached blocks are not those that name them"] if children != tree.children else []
     known = full | tree.blocks.keys() | {0}
     found += [

@@ -94,6 +94,20 @@ class Held:
             forked=True,
         )
 
+    def cut_tokens(self, num_tokens: int) -> None:
+        """Goes back to its first tokens."""
+        del self.tokens[num_tokens:]
+        self.told = min(self.told, num_tokens)
+        self.sent = min(self.sent, num_tokens)
+
+    def cut_blocks(self, num_blocks: int) -> list[int]:
+        """Goes back to its first blocks, and returns the others. Room that it has asked for goes with them."""
+        dropped = self.blocks[num_blocks:]
+        del self.blocks[num_blocks:]
+        self.taken = []
+        self.asked = self.wants = 0
+        return dropped
+
     def mark_sent(self) -> None:
         """All of it is in orders, or in a report."""
         self.sent = len(self.tokens)

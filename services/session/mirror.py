@@ -9,33 +9,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from model_runner.books import Admission, AllocationRequest, CopyOrder, SequenceUpdate
 from services.columns import from_column, to_column
 from services.session.cached_tree import CachedBlock, CachedTree
+from services.session.foresight import Foresight
 from services.session.held import Held, Refused
-from services.session.orders import OrderBook
-
-AHEAD_STEPS = 2
-"""Room is asked for so many steps before a sequence can need it, or sooner."""
-PACE_STEPS = 2
-"""What does not press is said in every second step: a message costs either side more than what is in it."""
+from services.session.orders import OrderBook, Outgoing
 
 
 class BrokenMirror(Exception):
     """The KV manager's books are not what this runner holds: they must be made anew from its report."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """What a step message carries besides its number."""
-
-    orders: list[pb.SessionOrder]
-    returned_block_ids: bytes
-    askers: list[Held]
 
 
 class Mirror:
@@ -66,9 +52,7 @@ class Mirror:
         self._results: dict[int, Admission | Refused] = {}
         self._asked: dict[int, list[Held]] = {}
         """By message, the sequences that ask for room in it."""
-        self._steps = 0
-        self._due: dict[int, list[Held]] = {}
-        """By step, the sequences for which room is asked ahead."""
+        self._foresight = Foresight(block_size)
 
     # The engine's verbs.
 
@@ -114,8 +98,36 @@ class Mirror:
         """
         first, held.shown = held.shown, len(held.blocks)
         held.told = len(held.tokens)
-        self._plan_ahead(held)
+        self._foresight.plan(held)
         return first, held.blocks[first:]
+
+    def can_spare(self, update: SequenceUpdate) -> bool:
+        """Whether the news of a sequence fit into its blocks, and half of the lease: the rest is for who must go on."""
+        held = self._held(update.sequence_id)
+        num_tokens = held.told + len(update.token_ids)
+        missing = -(-num_tokens // self.block_size) - len(held.blocks)
+        return not held.copy_due and not held.forked and missing <= len(self.lease) // 2
+
+    def truncate(self, sequence_id: str, num_tokens: int) -> None:
+        """Takes back what was told of a sequence behind its first `num_tokens` tokens, with the blocks for it.
+
+        Raises ValueError, and changes nothing, for an unknown sequence, for computed tokens, and for more than it has.
+        """
+        held = self._held(sequence_id)
+        if not max(1, held.computed) <= num_tokens <= len(held.tokens):
+            raise ValueError(f"{sequence_id!r} can't be cut to {num_tokens} tokens: {held.computed} are computed")
+        num_blocks = min(len(held.blocks), -(-num_tokens // self.block_size))
+        held.shown = min(held.shown, num_blocks)
+        if self.speaks and held.sent <= num_tokens and not held.taken:
+            # Nobody was told of it: the blocks are there for what comes next.
+            held.cut_tokens(num_tokens)
+        else:
+            if self.speaks:
+                self.orders.truncate(held, num_tokens)
+            held.cut_tokens(num_tokens)
+            for block in held.cut_blocks(num_blocks):
+                self.counts[block] -= 1
+        self._foresight.plan(held)
 
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
         """Gives children the parent's tokens and blocks.
@@ -175,10 +187,8 @@ class Mirror:
 
     def step(self, *, asks: bool = True) -> None:
         """A step of the engine is scheduled: asks for the room that sequences will need soon, if it is time to."""
-        self._steps += 1
-        for held in self._due.pop(self._steps, ()):
-            if asks and held.due == self._steps and self.by_handle.get(held.handle) is held:
-                held.due = 0
+        for held in self._foresight.step():
+            if asks and self.by_handle.get(held.handle) is held:
                 self._ask(held, len(held.blocks) * self.block_size + 1)
 
     # Messages.
@@ -217,7 +227,7 @@ class Mirror:
     @property
     def is_time_to_speak(self) -> bool:
         """Whether this step should say what there is to say; what was computed can wait for the next one."""
-        return self.orders.presses or bool(self._returned) or self._steps % PACE_STEPS == 0
+        return self.orders.presses or bool(self._returned) or self._foresight.is_pace
 
     @property
     def has_orders(self) -> bool:
@@ -227,15 +237,17 @@ class Mirror:
         """Takes over the answer to a message; they must come in order. Raises BrokenMirror."""
         self.cached.discard_all(_ids(answer.forgotten_block_ids))
         self.add_lease(answer.lease_block_ids)
-        askers = [held for held in self._asked.pop(answer.number, ()) if held.asked == answer.number]
-        self._apply_grants(answer.grants, {held.handle: held for held in askers})
+        asked = {held.handle: held for held in self._asked.pop(answer.number, ())}
+        # Who has been served otherwise since, or cut, has no use for the answer.
+        askers = {handle: held for handle, held in asked.items() if held.asked == answer.number}
+        self._apply_grants(answer.grants, askers)
         for admitted in answer.admitted:
             self._apply_admitted(admitted)
-        for held in askers:
+        for held in askers.values():
             held.asked = 0
             held.copy_due = False
         for refusal in answer.refusals:
-            self._apply_refusal(refusal, askers)
+            self._apply_refusal(refusal, asked, askers)
 
     def add_lease(self, column: bytes) -> None:
         """More spare blocks."""
@@ -252,7 +264,7 @@ class Mirror:
         self.lease = []
         self.cached = CachedTree()
         self.copies = []
-        self._due.clear()
+        self._foresight.forget()
 
     # How they do it.
 
@@ -288,18 +300,6 @@ class Mirror:
         if self.speaks:
             self.orders.tell(held)
 
-    def _plan_ahead(self, held: Held) -> None:
-        """Notes when to ask for the next block: a sequence grows by one token a step, once its prompt is computed.
-
-        Not in the step that may end the prompt, for a fork may follow it.
-        """
-        soonest = 1 if held.told - held.computed <= 1 else 2
-        room = len(held.blocks) * self.block_size
-        due = self._steps + max(soonest, room + 1 - held.told + 1 - AHEAD_STEPS)
-        sooner = due - due % PACE_STEPS
-        held.due = sooner if sooner >= self._steps + soonest else due
-        self._due.setdefault(held.due, []).append(held)
-
     def _enter(self, held: Held) -> None:
         self.live[held.sequence_id] = held
         self.by_handle[held.handle] = held
@@ -326,6 +326,7 @@ class Mirror:
         """A step has failed: whoever relied on what it was to compute caches nothing from there on."""
         first = held.computed // self.block_size
         gone = set(held.blocks[first : held.promised // self.block_size])
+        self.cached.discard_all(gone)
         for other in self.live.values():
             lost = [index for index, block in enumerate(other.blocks) if block in gone]
             if lost:
@@ -362,18 +363,17 @@ class Mirror:
         self.cached.discard_all(held.blocks[hits:])
         self._enter(held)
         self._count(held.blocks)
-        self._plan_ahead(held)
+        self._foresight.plan(held)
         self._results[held.handle] = Admission(held.blocks[:], held.cached)
 
-    def _apply_refusal(self, refusal: pb.Refusal, askers: list[Held]) -> None:
+    def _apply_refusal(self, refusal: pb.Refusal, asked: dict[int, Held], askers: dict[int, Held]) -> None:
         refused = Refused(refusal.reason, refusal.sentence)
         if self._admitting.pop(refusal.handle, None) is not None:
             self._results[refusal.handle] = refused
             return
-        asked = [held for held in askers if held.handle == refusal.handle]
-        for held in asked:
-            held.refused = refused
-        if not asked and refusal.handle in self.by_handle:
+        if refusal.handle in askers:
+            askers[refusal.handle].refused = refused
+        elif refusal.handle not in asked and refusal.handle in self.by_handle:
             raise BrokenMirror(f"{self.by_handle[refusal.handle].sequence_id!r}: {refusal.sentence}")
 
     def _forget_questions(self) -> None:

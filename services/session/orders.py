@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
@@ -10,6 +11,15 @@ from model_runner.books import AllocationRequest
 from model_runner.request import Retention
 from services.columns import to_column
 from services.session.held import Held
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What a step message carries besides its number."""
+
+    orders: list[pb.SessionOrder]
+    returned_block_ids: bytes
+    askers: list[Held]
 
 
 class OrderBook:
@@ -64,6 +74,12 @@ class OrderBook:
             child_handles=to_column(child.handle for child in children),
         )
         self._orders.append(pb.SessionOrder(fork=order))
+
+    def truncate(self, held: Held, num_tokens: int) -> None:
+        """Takes tokens back that were told before."""
+        self._close_news()
+        order = pb.TruncateOrder(handle=held.handle, num_tokens=num_tokens)
+        self._orders.append(pb.SessionOrder(truncate=order))
 
     def admit(self, handle: int, request: AllocationRequest) -> None:
         """A sequence is to begin."""

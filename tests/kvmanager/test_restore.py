@@ -170,6 +170,21 @@ def test_a_promise_is_made_again_and_withdrawn_if_it_is_not_kept(computed):
     assert right(pool)
 
 
+@pytest.mark.parametrize("computed", [8, 0])
+def test_what_is_cached_behind_a_promise_stays_or_goes_with_it(computed):
+    """Somebody relied on the promise, and has ended before it was told to be kept."""
+    pool = RunnerPool(SPEC)
+    a = HeldSequence("a", ids(range(10)), [1, 2, 3], 0, promised_tokens=10)
+    pool.restore(Holdings([a], cached=[HeldCache(BASE_SCOPE, [9], [2], ids(range(20, 24)))]), caller=0)
+    prompt = [*range(8), *range(20, 24), 9]
+    assert pool.lookup(prompt).block_ids == (1, 2, 9)
+    assert right(pool)
+    pool.free([Append("a", (), computed)])
+    assert pool.lookup(prompt).cached_tokens == (12 if computed else 0)
+    assert pool.occupancy().cached_blocks == (3 if computed else 0)
+    assert right(pool)
+
+
 A = HeldSequence("a", ids(range(6)), [1, 2], 6)
 CACHED = HeldCache(BASE_SCOPE, [9], [2], ids(range(4)))
 WRONG = {

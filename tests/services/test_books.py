@@ -46,13 +46,13 @@ PATIENT = SessionLimits(ask=10, admit=10, answer=20)
 class Bench:
     """Books over one manager, and as many runners as a case needs."""
 
-    def __init__(self, manager: KvManager, make: Callable[[CacheOptions], KvBooks]) -> None:
+    def __init__(self, manager: KvManager, make: Callable[[CacheOptions, int], KvBooks]) -> None:
         self.manager = manager
         self._make = make
         self.made: list[KvBooks] = []
 
-    def make(self, cache: CacheOptions = DEFAULT_CACHE) -> KvBooks:
-        self.made.append(self._make(cache))
+    def make(self, cache: CacheOptions = DEFAULT_CACHE, lease_blocks: int = 0) -> KvBooks:
+        self.made.append(self._make(cache, lease_blocks))
         return self.made[-1]
 
     @property
@@ -63,8 +63,8 @@ class Bench:
                 books._opened.settle(PATIENT.answer)
         return self.manager.pool("default")
 
-    def opened(self, cache: CacheOptions = DEFAULT_CACHE) -> KvBooks:
-        books = self.make(cache)
+    def opened(self, cache: CacheOptions = DEFAULT_CACHE, lease_blocks: int = 0) -> KvBooks:
+        books = self.make(cache, lease_blocks)
         books.open(FACTS)
         return books
 
@@ -73,7 +73,7 @@ class Bench:
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     if request.param == "in process":
         manager = KvManager("boot")
-        yield Bench(manager, lambda cache: InProcessBooks(manager, cache=cache))
+        yield Bench(manager, lambda cache, lease_blocks: InProcessBooks(manager, cache=cache))
         return
     with running_kv_manager(kv_settings(tmp_path)) as running:
         bench = Bench(running.manager, partial(session_books, running.address))
@@ -82,8 +82,8 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
             books.close()
 
 
-def session_books(address: str, cache: CacheOptions = DEFAULT_CACHE) -> SessionBooks:
-    return SessionBooks(partial(GrpcLink, address), cache=cache, limits=PATIENT)
+def session_books(address: str, cache: CacheOptions = DEFAULT_CACHE, lease_blocks: int = 0) -> SessionBooks:
+    return SessionBooks(partial(GrpcLink, address), cache=cache, lease_blocks=lease_blocks, limits=PATIENT)
 
 
 def allocate(books: KvBooks, name: str, tokens: range | list[int], **more: object) -> Admission | None:
@@ -270,6 +270,58 @@ def test_the_first_writer_after_a_fork_copies(bench: Bench) -> None:
     assert target != tail
 
 
+def test_guesses_get_room_and_are_taken_back(bench: Bench) -> None:
+    books = bench.opened(lease_blocks=2)
+    first = ids(allocate(books, "a", range(6)))
+    growth = books.extend([SequenceUpdate("a", [10, 11, 12, 13], 6)])
+    assert growth.stalled == frozenset()
+    ((index, granted),) = [(grant.first_index, list(grant.block_ids)) for grant in growth.grants]
+    assert (index, len(granted)) == (2, 1)
+    assert bench.pool.sequence("a").num_tokens == 10
+    assert list(bench.pool.sequence("a").blocks) == first + granted
+    books.truncate("a", 7)
+    assert bench.pool.sequence("a").num_tokens == 7
+    assert list(bench.pool.sequence("a").blocks) == first
+    # What is told next follows what stayed; its full blocks are found by those tokens, and not by the guesses.
+    growth = books.append([SequenceUpdate("a", [21, 22], 7)])
+    assert growth is not None
+    assert [(grant.first_index, len(grant.block_ids)) for grant in growth.grants] == [(2, 1)]
+    books.free([SequenceUpdate("a", [], 9)])
+    assert bench.pool.lookup([*range(6), 10, 21, 22]).cached_tokens == 8
+    assert bench.pool.lookup([*range(6), 10, 11, 12]).cached_tokens == 4
+    assert bench.pool.check().violations == ()
+
+
+def test_guesses_that_fit_need_no_block(bench: Bench) -> None:
+    books = bench.opened()
+    allocate(books, "a", range(5))
+    assert books.extend([SequenceUpdate("a", [1, 2, 3], 5)]) == Growth([])
+    books.truncate("a", 8)
+    books.truncate("a", 5)
+    assert (bench.pool.sequence("a").num_tokens, len(bench.pool.sequence("a").blocks)) == (5, 2)
+
+
+def test_in_a_full_pool_guesses_get_nothing_and_change_nothing(bench: Bench) -> None:
+    """Each for itself: b has room in its own block."""
+    books = bench.opened()
+    allocate(books, "a", range(28))
+    allocate(books, "b", range(100, 102))
+    before = bench.pool.occupancy()
+    growth = books.extend([SequenceUpdate("a", [1], 28), SequenceUpdate("b", [2], 2)])
+    assert growth == Growth([], frozenset({"a"}))
+    assert (bench.pool.sequence("a").num_tokens, bench.pool.sequence("b").num_tokens) == (28, 3)
+    assert bench.pool.occupancy().held_blocks == before.held_blocks
+    # It is told again by who must have it.
+    assert books.append([SequenceUpdate("a", [1], 28)]) is None
+
+
+def test_guesses_keep_to_a_quota(bench: Bench) -> None:
+    books = bench.opened()
+    bench.pool.set_quota("s", 2)
+    allocate(books, "a", range(8), cache_salt="s")
+    assert books.extend([SequenceUpdate("a", [1], 8)]).stalled == frozenset({"a"})
+
+
 def test_freeing_what_is_unknown_is_no_error(bench: Bench) -> None:
     books = bench.opened()
     allocate(books, "a", range(4))
@@ -285,6 +337,10 @@ def test_freeing_what_is_unknown_is_no_error(bench: Bench) -> None:
         lambda books: allocate(books, "b", range(33)),
         lambda books: books.append([SequenceUpdate("nobody", [1], 0)]),
         lambda books: books.append([SequenceUpdate("a", [], 5)]),
+        lambda books: books.extend([SequenceUpdate("nobody", [1], 0)]),
+        lambda books: books.truncate("nobody", 1),
+        lambda books: books.truncate("a", 0),
+        lambda books: books.truncate("a", 5),
         lambda books: books.fork("nobody", ["b"]),
         lambda books: books.free([SequenceUpdate("a", [], 9)]),
     ],
@@ -302,6 +358,8 @@ def test_faults_of_the_engine_are_refused_and_change_nothing(bench: Bench, fault
 VERBS = [
     lambda books: allocate(books, "a", range(4)),
     lambda books: books.append([]),
+    lambda books: books.extend([SequenceUpdate("a", [1], 0)]),
+    lambda books: books.truncate("a", 1),
     lambda books: books.fork("a", ["b"]),
     lambda books: books.free([]),
     lambda books: books.flush(),

@@ -56,6 +56,10 @@ class FakeServer:
     links: list[FakeLink] = field(default_factory=list)
     counts: SessionCounts = field(default_factory=SessionCounts)
     cuts: int = 0
+    truncations: int = 0
+    """Rewinds that runners have sent."""
+    refusals: list[str] = field(default_factory=list)
+    """Why the KV manager ended streams of its own accord."""
 
     def __post_init__(self) -> None:
         self.start()
@@ -114,6 +118,7 @@ class FakeLink:
 
     def send(self, request: pb.SessionRequest) -> None:
         copy = pb.SessionRequest.FromString(request.SerializeToString())
+        self._server.truncations += sum(order.HasField("truncate") for order in request.step.orders)
         # What opens a session goes over as it does on a stream: whole and in order, or not at all.
         faults = self._server.faults if request.HasField("step") else NO_FAULTS
         self._put(self._to_server, copy, faults, self._server.clock.now)
@@ -176,6 +181,7 @@ class FakeLink:
                 assert failure is not None
                 self.cut(str(error))
                 self._broken = LinkBroken(failure.sentence, failure.code.name, failure.reason)
+                self._server.refusals.append(f"{failure.reason}: {failure.sentence}")
                 return
             for answer in answers:
                 copy = pb.SessionResponse.FromString(answer.SerializeToString())

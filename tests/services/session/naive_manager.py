@@ -122,6 +122,8 @@ class NaiveManager:
                         self.live[handle] = NaiveSequence(
                             name, parent.tokens[:], parent.blocks[:], parent.computed, parent.findable
                         )
+                case "truncate":
+                    self._truncate(self.live[order.truncate.handle], order.truncate.num_tokens)
                 case "admit":
                     self._admit(order.admit, answer)
         answer.grants.handles = to_column(handle for handle, _, _ in grants)
@@ -188,6 +190,11 @@ class NaiveManager:
         each.blocks = table + fresh
         if each.blocks[start:]:
             grants.append((handle, start, each.blocks[start:]))
+
+    def _truncate(self, each: NaiveSequence, num_tokens: int) -> None:
+        assert each.computed <= num_tokens <= len(each.tokens)
+        del each.tokens[num_tokens:]
+        del each.blocks[-(-num_tokens // self.size) :]
 
     def _admit(self, order: pb.AdmitOrder, answer: pb.SessionAnswer) -> None:
         tokens = ids(order.token_ids)

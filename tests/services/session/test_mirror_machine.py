@@ -101,6 +101,42 @@ class MirrorMachine(RuleBasedStateMachine):
         tokens.append(token)
 
     @precondition(lambda self: self.mirror.live)
+    @rule(data=st.data(), guesses=st.lists(st.integers(0, 2), min_size=1, max_size=9), right=st.integers(0, 9))
+    def guess(self, data: st.DataObject, guesses: list[int], right: int) -> None:
+        """A sequence that may write computes its last token and guesses; some are right, and another token follows."""
+        name = self.pick(data)
+        tokens, held = self.tokens[name], self.mirror.live[name]
+        if held.forked or held.copy_due or held.told < len(held.tokens) or held.told < len(tokens):
+            return
+        update = SequenceUpdate(name, guesses, held.computed)
+        if not self.mirror.can_spare(update):
+            return
+        told = self.mirror.tell(update)
+        assert self.mirror.has_room(told), "spare room is room"
+        first, blocks = self.mirror.show(told)
+        self.tables[name][first:] = blocks
+        self.copy()
+        for position, token in enumerate([*tokens[held.computed :], *guesses], held.computed):
+            self.write(name, position, token)
+        if data.draw(st.booleans(), label="the orders go out before the guesses are verified"):
+            self.say()
+        tokens += guesses[:right]
+        if len(tokens) < len(held.tokens):
+            self.mirror.truncate(name, len(tokens))
+            del self.tables[name][-(-len(tokens) // SIZE) :]
+        self.mirror.tell(SequenceUpdate(name, (), len(tokens)))
+        tokens.append(guesses[0] ^ 1)
+
+    @precondition(lambda self: self.mirror.live)
+    @rule(data=st.data())
+    def cut_what_must_stay(self, data: st.DataObject) -> None:
+        name = self.pick(data)
+        held = self.mirror.live[name]
+        for num_tokens in {0, held.computed - 1, len(held.tokens) + 1} - {-1}:
+            with pytest.raises(ValueError, match="can't be cut"):
+                self.mirror.truncate(name, num_tokens)
+
+    @precondition(lambda self: self.mirror.live)
     @rule(data=st.data(), children=st.integers(1, 2))
     def fork(self, data: st.DataObject, children: int) -> None:
         name = self.pick(data)

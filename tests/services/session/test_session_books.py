@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvmanager.types import IndexKind
 from model_runner.books import (
     AllocationRequest,
     BooksLost,
@@ -13,9 +14,11 @@ from model_runner.books import (
     PoolFacts,
     SequenceUpdate,
 )
+from services.cache_options import DEFAULT_CACHE, CacheOptions
+from services.session.check import violations
+from services.session.foresight import PACE_STEPS
 from services.session.limits import SessionLimits
 from services.session.link import LinkBroken
-from services.session.mirror import PACE_STEPS
 from services.session.session import SessionState
 from services.session_books import SessionBooks
 from tests.services.session.bad_channel import FakeClock, FakeServer
@@ -37,13 +40,19 @@ class Waits(list):
 class Runner:
     """Books that are open at a fake KV manager."""
 
-    def __init__(self, server: FakeServer | None = None, lease: int = 2, facts: PoolFacts = FACTS) -> None:
+    def __init__(
+        self,
+        server: FakeServer | None = None,
+        lease: int = 2,
+        facts: PoolFacts = FACTS,
+        cache: CacheOptions = DEFAULT_CACHE,
+    ) -> None:
         self._facts = facts
         self.server = server or FakeServer(FakeClock())
         self.clock = self.server.clock
         self.waits = Waits()
         self.books = SessionBooks(
-            self.server.dial, lease_blocks=lease, limits=LIMITS, clock=self.clock, watch=self.waits
+            self.server.dial, cache=cache, lease_blocks=lease, limits=LIMITS, clock=self.clock, watch=self.waits
         )
         self.until_open()
 
@@ -208,6 +217,73 @@ def test_a_promise_outlives_the_session_that_it_was_made_in() -> None:
     runner.books.free([SequenceUpdate("a", [], 10), SequenceUpdate("b", [], 10)])
     runner.flush(3)
     assert pool.occupancy().cached_blocks == 2
+    assert pool.check().violations == ()
+
+
+def relied_on() -> Runner:
+    """A prompt that promises 10 tokens; one of 13 that began like it has ended in the same step, and is cached."""
+    runner = Runner()
+    runner.books.allocate(AllocationRequest("a", list(range(10)), promised_tokens=10))
+    admission = runner.books.allocate(AllocationRequest("b", [*range(8), *range(20, 25)], promised_tokens=13))
+    assert admission is not None
+    assert admission.cached_tokens == 8
+    runner.books.free([SequenceUpdate("b", [], 13)])
+    assert violations(runner.books._opened.mirror) == []
+    return runner
+
+
+def test_who_ends_in_the_step_of_a_promise_is_reported_before_it_is_told_to_be_kept() -> None:
+    runner = relied_on()
+    runner.books._opened.give_up(LinkBroken("cut"))
+    runner.flush(60)
+    assert runner.books.status().restores == 1
+    pool = runner.server.manager.pool("default")
+    assert pool.lookup([*range(8), *range(20, 24), 9]).cached_tokens == 12
+    runner.books.free([SequenceUpdate("a", [], 10)])
+    runner.flush(3)
+    assert pool.occupancy().cached_blocks == 3
+    assert pool.check().violations == ()
+
+
+def test_what_was_cached_behind_a_promise_goes_with_it() -> None:
+    runner = relied_on()
+    runner.books._opened.give_up(LinkBroken("cut"))
+    runner.books.free([SequenceUpdate("a", [], 0)])
+    assert violations(runner.books._opened.mirror) == []
+    runner.flush(60)
+    pool = runner.server.manager.pool("default")
+    assert (pool.occupancy().held_blocks, pool.occupancy().cached_blocks) == (2, 0), "the lease alone"
+
+
+def test_nothing_is_said_of_a_prompt_before_what_it_promises_is_computed() -> None:
+    """All but one of its tokens are found in the cache, so that its next step needs another block."""
+    runner = Runner(cache=CacheOptions(index=IndexKind.RADIX))
+    runner.books.allocate(AllocationRequest("a", [*range(11), 99]))
+    runner.books.free([SequenceUpdate("a", [], 12)])
+    admission = runner.books.allocate(AllocationRequest("b", list(range(12)), promised_tokens=12))
+    assert admission is not None
+    assert admission.cached_tokens == 11
+    runner.flush()
+    assert len(grow(runner, "b", 12).grants) == 1
+    runner.flush(3)
+    assert (runner.books.status().restores, runner.server.refusals) == (0, [])
+
+
+def test_the_refusal_of_an_ask_that_the_lease_has_served_since_changes_nothing() -> None:
+    """The pool is full. Room is asked for ahead; before the refusal comes, a spare block has served."""
+    runner = Runner(lease=2)
+    admit(runner, "a", 4)
+    runner.flush()
+    pool = runner.server.manager.pool("default")
+    pool.allocate("other", [5] * 4 * pool.occupancy().free_blocks)
+    runner.server.stop()
+    runner.books.append([SequenceUpdate("a", [], 4)])
+    runner.flush(PACE_STEPS)
+    assert len(grow(runner, "a", 4).grants) == 1, "from the lease"
+    runner.server.go_on()
+    runner.flush(3)
+    assert (runner.books.away, runner.books.status().restores) == ("", 0)
+    assert list(pool.live["a"].blocks) == runner.books._opened.mirror.live["a"].blocks
     assert pool.check().violations == ()
 
 
