@@ -101,5 +101,9 @@ async def serve_kv_manager(
         if on_serving is not None:
             on_serving(running)
         await stopped.wait()
-        log.info("kv-manager stops", grace_seconds=settings.grace_seconds)
+        log.info(
+            "kv-manager stops; it waits for the runners to leave",
+            runners=len(running.sessions),
+            grace_seconds=settings.grace_seconds,
+        )
         await running.stop(settings.grace_seconds)

@@ -112,11 +112,6 @@ class SessionCore:
         )
 
     @property
-    def has_sequences(self) -> bool:
-        """Whether the runner has live sequences."""
-        return self._orders is not None and not self._orders.empty
-
-    @property
     def restores(self) -> bool:
         """Whether the runner's report is not complete yet."""
         return self._restore is not None

@@ -51,10 +51,6 @@ class SessionOrders:
         self._sequences: dict[int, Sequence] = {}
         self._handles: dict[str, int] = {}
 
-    @property
-    def empty(self) -> bool:
-        return not self._sequences
-
     def begin(self, handle: int, sequence: Sequence) -> None:
         """Gives a new sequence its handle. Raises InvalidArgument when another one has it."""
         self._check_new(handle)

@@ -59,8 +59,8 @@ class SessionStreams:
         self._observe = observe
         self._streams: set[_Stream] = set()
         self._stopping = False
-        self._changed = asyncio.Event()
-        """Set when a session has done something or ended."""
+        self._none_left = asyncio.Event()
+        """Set when the last stream has ended."""
         self._told: dict[str, Presence] = {}
         self._listener: Callable[[str, Presence | None], None] | None = None
         manager.on_epoch_over = self._end_those_of
@@ -104,26 +104,26 @@ class SessionStreams:
             stream.close()
             self._streams.discard(stream)
             self._end(stream.core, cause)
-            self._changed.set()
+            if not self._streams:
+                self._none_left.set()
 
     async def drain(self, grace_seconds: float) -> None:
-        """Takes no new sessions, because the process stops, and ends all once none of them has a live sequence.
+        """Takes no new sessions, because the process stops, and waits until the runners have ended theirs.
 
-        After grace_seconds it ends them all the same. A runner that stops at the same time can so finish first.
+        Those that are open after grace_seconds it ends. A runner that is told to stop at the same time can so finish
+        what it has, be it of requests that hold nothing at the moment.
         """
         self._stopping = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace_seconds):
-                while any(stream.core.has_sequences for stream in self._streams):
-                    self._changed.clear()
-                    await self._changed.wait()
+        self._none_left.clear()
+        if self._streams:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._none_left.wait(), grace_seconds)
         for stream in self._streams:
             stream.fail(KvManagerStopping("the KV manager is stopping; open the session again at the one that follows"))
 
     def _receive(self, core: SessionCore, request: object) -> list[pb.SessionResponse]:
         if not isinstance(request, pb.SessionRequest):
             raise InvalidArgument("a message of the session is not well-formed", field="message")
-        self._changed.set()
         if not request.HasField("step"):
             answers = core.receive(request)
             self._tell(core.pool_id)

@@ -1,7 +1,4 @@
-"""Clients that do not read: each slows itself alone, what waits for it is bounded, and in the end nothing is held.
-
-A gRPC client's transport takes up to 4 MiB off the wire that nobody reads; here it takes the least that HTTP/2 allows.
-"""
+"""Clients that do not read: each slows itself alone, what waits for it is bounded, and in the end nothing is held."""
 
 from __future__ import annotations
 
@@ -12,18 +9,15 @@ from pathlib import Path
 import grpc
 import pytest
 from octavo.runner.v1 import model_runner_pb2 as pb
-from octavo.runner.v1 import model_runner_pb2_grpc
 
 from model_runner.request import SamplingParams
-from services.channels import CHANNEL_OPTIONS
 from services.client import generate_request
 from services.errors import describe_rpc_error
 from services.runner_wire import read_chunk
 from tests.model_runner.toy_model import answer
-from tests.services.kv_support import WAIT_SECONDS
+from tests.services.silent_client import Silent
 from tests.services.toy_server import ToyServer, tokens_of, wait_until
 
-SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
 TOKENS = 400
 LOGPROBS = 20
 ENTRIES = 2 + LOGPROBS
@@ -33,21 +27,6 @@ LIMIT = 10 * ENTRIES
 
 def prompt_of(seed: int) -> list[int]:
     return random.Random(seed).choices(range(40), k=9)
-
-
-class Silent:
-    """A client that asks, and does not read until it is told to."""
-
-    def __init__(self, address: str, request: pb.GenerateRequest) -> None:
-        self._channel = grpc.insecure_channel(address, options=(*CHANNEL_OPTIONS, *SMALL_WINDOW))
-        stub = model_runner_pb2_grpc.ModelRunnerServiceStub(self._channel)
-        self.call = stub.Generate(request, timeout=WAIT_SECONDS)
-
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._channel.close()
 
 
 def paused(server: ToyServer, name: str) -> bool:
