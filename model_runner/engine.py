@@ -96,6 +96,7 @@ class Engine:
         self._state = EngineState.WAITING_FOR_BOOKS
         self._has_books = False
         self._losses = 0
+        self._told_tokens = self._told_preemptions = 0
         self._intake = Intake(options.max_queued_requests, options.max_queued_tokens)
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
@@ -224,9 +225,15 @@ class Engine:
         try:
             return self._compute()
         finally:
+            self._tell_progress()
             # Last, and also if the step fails: their other choices may be in it.
             for sequence, error in self._scheduler.take_refused():
                 self._refuse(sequence.live, error)
+
+    def _tell_progress(self) -> None:
+        generated, preemptions = self._generation.generated_tokens, self._scheduler.preemptions
+        self._observer.on_progress(generated - self._told_tokens, preemptions - self._told_preemptions)
+        self._told_tokens, self._told_preemptions = generated, preemptions
 
     def _compute(self) -> bool:
         started = time.monotonic()
@@ -262,6 +269,7 @@ class Engine:
         with ExitStack() as always:
             # Whatever the books answer: last of all the chunks go out, and before that the ended sequences end.
             always.callback(self._deliver, outcome.chunks)
+            always.callback(self._tell_progress)
             always.callback(self._close, outcome.chunks)
             always.callback(self._clock.lap, "sample")
             always.callback(self._finish, outcome.finished)
@@ -287,8 +295,8 @@ class Engine:
         """Forgets the requests whose last chunk is among `chunks`."""
         for chunk in chunks:
             if chunk.usage is not None:
-                self._observer.on_finish(chunk.finish_reason, chunk.usage)
-                self._intake.forget(chunk.request_id)
+                live = self._intake.forget(chunk.request_id)
+                self._observer.on_finish(chunk.finish_reason, chunk.usage, live.request.tenant)
 
     def _note_admissions(self, plan: StepPlan, now: float) -> None:
         for work in plan.work:
@@ -355,7 +363,7 @@ class Engine:
     def _fail(self, lives: Sequence[LiveRequest], sentence: str, kind: FailureKind) -> None:
         for live in lives:
             self._release(live.sequences)
-            self._observer.on_finish(None, live.usage(time.monotonic()))
+            self._observer.on_finish(None, live.usage(time.monotonic()), live.request.tenant)
             self._intake.forget(live.request.request_id)
         if lives:
             self._deliver([Failure(live.request.request_id, sentence, kind) for live in lives])

@@ -42,6 +42,7 @@ class Generation:
         self._eos_token_ids = eos_token_ids
         self._max_sequence_tokens = max_sequence_tokens
         self._observer = observer
+        self.generated_tokens = 0
 
     def first_sequence(self, live: LiveRequest) -> Sequence:
         """The sequence that computes the prompt; it becomes choice 0."""
@@ -100,6 +101,7 @@ class Generation:
         sequence.token_ids.append(token_id)
         sequence.num_outputs += 1
         live.output_tokens += 1
+        self.generated_tokens += 1
         self._note_times(sequence, now)
         text, stop_token_id, stop_string = self._read(sequence, token_id)
         if sequence.finish_reason is not None:

@@ -149,7 +149,7 @@ class Intake:
         with self._lock:
             return list(self._live.values())
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, request_id: str) -> LiveRequest:
         """The request has ended."""
         with self._lock:
-            del self._live[request_id]
+            return self._live.pop(request_id)

@@ -105,6 +105,7 @@ class Scheduler:
         self._paused: dict[int, Sequence] = {}
         """By the object's id."""
         self._admissions = 0
+        self.preemptions = 0
         self._lengths = OutputLengths()
         self.refused: list[tuple[Sequence, BooksRefused]] = []
         """Sequences that the books won't hold, with the books' sentence, for the engine to take and to fail."""
@@ -232,6 +233,7 @@ class Scheduler:
         self.running.remove(victim)
         victim.lose_blocks()
         victim.live.preemptions += 1
+        self.preemptions += 1
         plan.preemptions += 1
         self.waiting.put_back(victim)
         self._note_room()

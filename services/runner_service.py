@@ -66,6 +66,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         served = self._ready(request.model)
         with self._counted():
             parsed = await self._receive(served, request)
+            self.streams.check_free(parsed.request_id)
             live = served.engine.submit(parsed)
             stream = self.streams.open(parsed.request_id, partial(served.engine.throttle, live))
             try:

@@ -40,6 +40,8 @@ class Stream:
         self.request_id = request_id
         self.ended = False
         """Whether the engine is done with the request."""
+        self.closed = False
+        """Whether nobody reads any more."""
         self._throttle = throttle
         self._max_unread = max_unread
         self._chunks: deque[Chunk] = deque()
@@ -56,6 +58,8 @@ class Stream:
             self.ended, self._failure = True, item
             return
         self.ended = self.ended or item.usage is not None
+        if self.closed:
+            return
         self._chunks.append(item)
         self.unread += entries(item)
         if self.unread > self._max_unread and not (self._paused or self.ended):
@@ -73,8 +77,9 @@ class Stream:
             if self._failure is not None and not self._chunks:
                 raise _FAILURES[self._failure.kind](self._failure.sentence)
 
-    def drop(self) -> None:
+    def close(self) -> None:
         """Forgets what nobody will read."""
+        self.closed = True
         self._chunks.clear()
         self.unread = 0
 
@@ -95,7 +100,11 @@ class Stream:
 
 
 class Streams:
-    """The open streams of a runner, by request id. All but deliver() belong to the event loop."""
+    """The streams of a runner, by request id. All but deliver() belong to the event loop.
+
+    The engine speaks of a request by its id, and may have its last word on the way when it lets another one of the same
+    id in. So a stream stays here until that word has come, also when its client has gone.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_unread: int = MAX_UNREAD) -> None:
         self._loop = loop
@@ -113,16 +122,25 @@ class Streams:
             # The loop is closed: the process ends, and nobody listens any more.
             return
 
+    def check_free(self, request_id: str) -> None:
+        """Raises DuplicateRequest while the engine has not had its last word on another request of this id."""
+        known = self._open.get(request_id)
+        if known is not None and not known.ended:
+            raise DuplicateRequest(f"request {request_id!r} is live already; take another id")
+
     def open(self, request_id: str, throttle: Throttle = _run_on) -> Stream:
-        """The stream of a request that has just been submitted; `throttle` pauses it."""
+        """The stream of a request that has just been submitted under a free id; `throttle` pauses it."""
         stream = self._open[request_id] = Stream(request_id, throttle, self._max_unread)
         return stream
 
     def close(self, stream: Stream) -> None:
-        """Drops a stream; what still comes for it is ignored."""
-        stream.drop()
+        """Nobody reads a stream any more; what still comes for it is ignored."""
+        stream.close()
+        self._forget_if_over(stream)
+
+    def _forget_if_over(self, stream: Stream) -> None:
         # A request of the same id may have begun since this one ended: that one's stream stays.
-        if self._open.get(stream.request_id) is stream:
+        if stream.ended and stream.closed and self._open.get(stream.request_id) is stream:
             del self._open[stream.request_id]
 
     def _distribute(self, items: Sequence[Chunk | Failure]) -> None:
@@ -130,3 +148,4 @@ class Streams:
             stream = self._open.get(item.request_id)
             if stream is not None:
                 stream.put(item)
+                self._forget_if_over(stream)

@@ -30,13 +30,12 @@ SLOW = generate_request(PROMPT, request_id="slow", max_tokens=TOKENS, ignore_eos
 def held_stack(directory: Path, grace_seconds: float) -> Iterator[tuple[Stack, Silent, list[int]]]:
     """A stack with a request in progress whose client does not read, and the answer that it must get."""
     options = ("--model", str(write_tiny_chat_model(directory / "model")), "--max-unread-tokens", "1")
-    with running_stack(directory, *options, "--grace-seconds", str(grace_seconds)) as stack:
-        with stack.client() as client:
-            expected = tokens_of(client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True))
-            assert len(expected) == TOKENS
-            with Silent(stack.runner_address, SLOW) as slow:
-                wait_until("the pause", lambda: any(not each.sequence_ids for each in client.requests()))
-                yield stack, slow, expected
+    with running_stack(directory, *options, "--grace-seconds", str(grace_seconds)) as stack, stack.client() as client:
+        expected = tokens_of(client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True))
+        assert len(expected) == TOKENS
+        with Silent(stack.runner_address, SLOW) as slow:
+            wait_until("the pause", lambda: any(not each.sequence_ids for each in client.requests()))
+            yield stack, slow, expected
 
 
 def tokens_of(chunks) -> list[int]:

@@ -30,6 +30,8 @@ class Recorder:
     steps: list[StepReport] = field(default_factory=list)
     first_tokens: int = 0
     next_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
     finished: list[tuple[FinishReason | None, Usage]] = field(default_factory=list)
 
     def on_step(self, report: StepReport) -> None:
@@ -41,7 +43,11 @@ class Recorder:
     def on_next_token(self, seconds: float) -> None:
         self.next_tokens += 1
 
-    def on_finish(self, reason: FinishReason | None, usage: Usage) -> None:
+    def on_progress(self, generated_tokens: int, preemptions: int) -> None:
+        self.generated_tokens += generated_tokens
+        self.preemptions += preemptions
+
+    def on_finish(self, reason: FinishReason | None, usage: Usage, tenant: str) -> None:
         self.finished.append((reason, usage))
 
 

@@ -15,7 +15,7 @@ from kvmanager import KvManager
 from model_runner.engine_types import EngineState, Failure, FailureKind, QueueFull
 from model_runner.request import FinishReason, SamplingParams
 from tests.model_runner.engine_harness import PATIENCE_SECONDS, Harness
-from tests.model_runner.test_engine import UnreliableBooks
+from tests.model_runner.test_engine import UnreliableBooks, run_out_of_memory
 from tests.model_runner.toy_model import answer
 
 DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
@@ -233,3 +233,45 @@ class TestTheQueue:
                 harness.engine.check_room(2)
             harness.engine.abort(["running"])
             harness.wait("a")
+
+
+class TestTheTruth:
+    @pytest.mark.usefixtures("no_foresight")
+    @pytest.mark.parametrize("seed", range(4))
+    def test_usages_sum_up_to_what_is_counted(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """30 requests in a pool that preempts: some are aborted, some fail, and the books fail now and then."""
+        monkeypatch.setattr("model_runner.engine.RETRY_SECONDS", 0.001)
+        rng = random.Random(seed)
+        books = UnreliableBooks(KvManager("boot"), random.Random(seed), 0.02)
+        with Harness(num_blocks=20, max_sequences=8, books=books, manager=books.manager) as harness:
+            for step in rng.sample(range(5, 60), 3):
+                during(harness, step, run_out_of_memory)
+            names = [f"r{number}" for number in range(30)]
+            for name in names:
+                prompt = rng.choices(range(40), k=rng.randint(1, 20))
+                harness.submit(name, prompt, rng.randint(1, 24), num_choices=rng.choice([1, 1, 3]), sampling=DRAWN)
+                if rng.random() < 0.2:
+                    harness.engine.abort([rng.choice(names[:10])])
+            ends = [harness.last(name) for name in names]
+            recorder = harness.recorder
+            usages = [usage for _, usage in recorder.finished]
+            assert len(usages) == 30
+            assert sum(usage.output_tokens for usage in usages) == recorder.generated_tokens
+            assert sum(usage.preemptions for usage in usages) == recorder.preemptions > 0
+            assert [reason for reason, _ in recorder.finished].count(None) == sum(
+                isinstance(end, Failure) for end in ends
+            )
+            assert any(isinstance(end, Failure) for end in ends)
+            books.rate = 0.0
+            harness.submit("last", [1], 1)
+            harness.wait("last")
+
+    def test_the_times_of_a_request_add_up(self) -> None:
+        with Harness(max_sequences=1) as harness:
+            running = harness.submit("running", PROMPT, 5)
+            queued = harness.submit("queued", PROMPT, 5)
+            for name, live in (("running", running), ("queued", queued)):
+                usage = harness.last(name).usage
+                total = usage.queue_seconds + usage.prefill_seconds + usage.decode_seconds
+                assert total == pytest.approx(live.last_token_at - live.arrived_at)
+                assert min(usage.queue_seconds, usage.prefill_seconds, usage.decode_seconds) > 0

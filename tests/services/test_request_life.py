@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -70,6 +72,23 @@ def test_a_live_id_is_taken(tmp_path: Path) -> None:
         assert client.abort("a", "a", "b") == (1, 1)
         assert list(stream)[-1].finish_reason is FinishReason.ABORT
         assert tokens_of(list(client.generate(PROMPT, request_id="a", max_tokens=2))) == answer(PROMPT, 2)
+
+
+def test_an_id_that_is_used_over_and_over_is_never_mixed_up(tmp_path: Path) -> None:
+    """Whoever gets in gets the answer to its own prompt, however close another of its id ended before."""
+    with ToyServer(tmp_path) as server, server.client() as client, ThreadPoolExecutor(8) as threads:
+
+        def ask(seed: int) -> bool:
+            prompt = random.Random(seed).choices(range(40), k=4)
+            try:
+                chunks = list(client.generate(prompt, request_id="a", max_tokens=2))
+            except OctavoError as error:
+                assert error.code == "ALREADY_EXISTS"  # noqa: PT017 - most of them get in
+                return False
+            assert tokens_of(chunks) == answer(prompt, 2)
+            return True
+
+        assert sum(threads.map(ask, range(1000))) > 10
 
 
 def test_a_full_queue_says_when_to_come_back(tmp_path: Path) -> None:

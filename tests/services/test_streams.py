@@ -66,6 +66,11 @@ def test_what_comes_for_a_closed_stream_is_ignored() -> None:
         loop.run()
         assert [each.token_ids async for each in stays] == [(2,)]
         assert not gone.ended
+        assert (gone.unread, len(streams)) == (0, 2)
+        streams.close(stays)
+        streams.deliver([chunk("gone", 4, last=True)])
+        loop.run()
+        assert len(streams) == 0
 
     asyncio.run(run())
 
@@ -74,11 +79,37 @@ def test_closing_a_stream_leaves_a_later_one_of_the_same_id() -> None:
     async def run() -> None:
         loop = CountingLoop()
         streams = Streams(cast(asyncio.AbstractEventLoop, loop))
-        earlier, later = streams.open("a"), streams.open("a")
+        earlier = streams.open("a")
+        streams.deliver([chunk("a", 5, last=True)])
+        loop.run()
+        streams.check_free("a")
+        later = streams.open("a")
+        assert [each.token_ids async for each in earlier] == [(5,)]
         streams.close(earlier)
         streams.deliver([chunk("a", 7, last=True)])
         loop.run()
         assert [each.token_ids async for each in later] == [(7,)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("client_is_gone", [False, True])
+def test_an_id_is_free_when_the_last_word_on_it_has_come(client_is_gone: bool) -> None:
+    """The engine has forgotten the request, and its last chunk is on the way: a later request must not get it."""
+
+    async def run() -> None:
+        loop = CountingLoop()
+        streams = Streams(cast(asyncio.AbstractEventLoop, loop))
+        stream = streams.open("a")
+        if client_is_gone:
+            streams.close(stream)
+        streams.deliver([chunk("a", 5, last=True)])
+        with pytest.raises(DuplicateRequest, match="'a' is live already"):
+            streams.check_free("a")
+        loop.run()
+        streams.check_free("a")
+        if not client_is_gone:
+            assert [each.token_ids async for each in stream] == [(5,)]
 
     asyncio.run(run())
 
