@@ -16,14 +16,11 @@ import structlog
 
 from model_runner.books import (
     BOOKS_TROUBLE,
-    INVALID_ARGUMENT,
-    NEVER_FITS,
-    PINS_EXHAUSTED,
-    SEQUENCE_EXISTS,
     BooksRefused,
     BooksTaken,
     KvBooks,
 )
+from model_runner.constraint import Constraint
 from model_runner.engine_types import (
     Delivery,
     EngineOptions,
@@ -33,10 +30,12 @@ from model_runner.engine_types import (
     FailureKind,
     StateListener,
 )
-from model_runner.generation import Generation, Outcome, abort_chunk
+from model_runner.failures import refusal_kind, stop_sentence
+from model_runner.generation import Generation, Outcome, describe_stuck, end_chunk
 from model_runner.intake import Intake
 from model_runner.observer import EngineObserver, SilentObserver, StepReport
-from model_runner.request import Chunk, GenerateRequest, RequestView
+from model_runner.prompt_logprobs import draw_rows, note_prompt_logprobs
+from model_runner.request import Chunk, FinishReason, GenerateRequest, RequestView
 from model_runner.scheduler import Scheduler, StepPlan
 from model_runner.sequence import LiveRequest
 from model_runner.sequence import Sequence as LiveSequence
@@ -53,18 +52,9 @@ HEARTBEAT_SECONDS = 1.0
 STARVED_SECONDS = 0.1
 """Before the first in line is tried again while nothing runs: others hold the blocks of our pool."""
 STALLED_SECONDS = 0.02
-"""Before a step is tried again when all that run must wait for the KV manager's word."""
+"""Before a step is tried again when all that run wait for the KV manager's word."""
 MAX_LOSSES = 3
 """Times in a row that the books may be lost before one step succeeds; then the requests at hand are failed."""
-
-
-_KINDS = {
-    SEQUENCE_EXISTS: FailureKind.NAME_TAKEN,
-    INVALID_ARGUMENT: FailureKind.REQUEST,
-    NEVER_FITS: FailureKind.REQUEST,
-    PINS_EXHAUSTED: FailureKind.PINS_EXHAUSTED,
-}
-"""What a refusal of the KV manager is to the client, by reason; any other is a fault of ours."""
 
 
 class Engine:
@@ -116,12 +106,13 @@ class Engine:
     def state(self) -> EngineState:
         return self._state
 
-    def submit(self, request: GenerateRequest) -> LiveRequest:
+    def submit(self, request: GenerateRequest, constraint: Constraint | None = None) -> LiveRequest:
         """Takes in a validated request and returns the handle to cancel it by.
 
-        Raises DuplicateRequest, QueueFull, EngineStopped.
+        constraint: the request's structured_output, compiled, at its beginning. Raises DuplicateRequest, QueueFull,
+        EngineStopped.
         """
-        live = LiveRequest(request, arrived_at=time.monotonic())
+        live = LiveRequest(request, arrived_at=time.monotonic(), constraint=constraint)
         live.sequences.append(self._generation.first_sequence(live))
         self._intake.submit(live)
         return live
@@ -244,12 +235,15 @@ class Engine:
             return False
         self._note_admissions(plan, started)
         self._clock.lap("schedule")
-        logits = self._executor.execute([work.sequence.entry(work.num_tokens) for work in plan.work], plan.copies)
+        entries = [work.sequence.entry(work.num_tokens) for work in plan.work]
+        logits = self._executor.execute(entries, plan.copies)
         self._clock.lap("forward")
+        note_prompt_logprobs([work.sequence for work in plan.work], entries, logits)
         for work in plan.work:
             work.sequence.computed += work.num_tokens
         ready = [work.sequence for work in plan.work if not work.sequence.pending]
-        outcome = self._generation.advance(ready, logits, time.monotonic()) if ready else Outcome()
+        rows = [row for work, row in zip(plan.work, draw_rows(entries), strict=True) if not work.sequence.pending]
+        outcome = self._generation.advance(ready, rows, logits, time.monotonic()) if ready else Outcome()
         self._settle(outcome)
         self._clock.lap("deliver")
         self._losses = 0
@@ -257,7 +251,7 @@ class Engine:
             StepReport(
                 phases=self._clock.phases(),
                 prefill_tokens=plan.prefill_tokens,
-                generated_tokens=len(outcome.chunks),
+                generated_tokens=sum(len(chunk.token_ids) for chunk in outcome.chunks),
                 preemptions=plan.preemptions,
                 sequences=len(plan.work),
             )
@@ -267,13 +261,16 @@ class Engine:
     def _settle(self, outcome: Outcome) -> None:
         """Tells the books of forks and ends, then delivers: who sees a last chunk finds the blocks given back."""
         with ExitStack() as always:
-            # Whatever the books answer: last of all the chunks go out, and before that the ended sequences end.
+            # Whatever the books answer: in the end the chunks go out, and before that the ended sequences end.
+            always.callback(self._end_stuck, outcome.stuck)
             always.callback(self._deliver, outcome.chunks)
             always.callback(self._tell_progress)
             always.callback(self._close, outcome.chunks)
             always.callback(self._clock.lap, "sample")
             always.callback(self._finish, outcome.finished)
-            forks = [(parent, _unfinished(children)) for parent, children in outcome.forks]
+            forks = [
+                (parent, [each for each in children if not each.finish_reason]) for parent, children in outcome.forks
+            ]
             # All run from here on, so that a lost KV manager puts them back in line like everybody else.
             self._scheduler.adopt([child for _, children in forks for child in children])
             for parent, children in forks:
@@ -358,7 +355,13 @@ class Engine:
     def _refuse(self, live: LiveRequest, error: BooksRefused) -> None:
         """Fails a request that the KV manager refuses, unless another of its choices was refused before."""
         if self._intake.is_live(live):
-            self._fail([live], str(error), _KINDS.get(error.reason, FailureKind.ENGINE))
+            self._fail([live], str(error), refusal_kind(error))
+
+    def _end_stuck(self, sequences: Sequence[LiveSequence]) -> None:
+        """Fails the requests with a choice whose form can't go on."""
+        for sequence in sequences:
+            if self._intake.is_live(sequence.live):
+                self._fail([sequence.live], describe_stuck(sequence), FailureKind.FORM)
 
     def _fail(self, lives: Sequence[LiveRequest], sentence: str, kind: FailureKind) -> None:
         for live in lives:
@@ -374,7 +377,7 @@ class Engine:
         sequences = [sequence for live in lives for sequence in live.sequences]
         self._release(sequences)
         now = time.monotonic()
-        chunks = [abort_chunk(sequence, now) for sequence in sequences]
+        chunks = [end_chunk(sequence, FinishReason.ABORT, now) for sequence in sequences]
         self._close(chunks)
         self._deliver(chunks)
 
@@ -387,7 +390,7 @@ class Engine:
 
     def _shut_down(self) -> None:
         for live in self._intake.all():
-            self._fail([live], _stopping(live), FailureKind.STOPPING)
+            self._fail([live], stop_sentence(live), FailureKind.STOPPING)
         self._books.close()
         self._change_state(EngineState.STOPPED, "stopped")
 
@@ -395,13 +398,3 @@ class Engine:
         if state is not self._state:
             self._state = state
             self._on_state(state, sentence)
-
-
-def _stopping(live: LiveRequest) -> str:
-    if live.output_tokens:
-        return f"the server stops, after {live.output_tokens} tokens of the answer"
-    return "the server stops, and has not begun with the answer; send the request to another one"
-
-
-def _unfinished(sequences: Sequence[LiveSequence]) -> list[LiveSequence]:
-    return [sequence for sequence in sequences if sequence.finish_reason is None]

@@ -49,6 +49,7 @@ class FailureKind(Enum):
     REQUEST = "the KV manager refuses what the request asks for"
     PINS_EXHAUSTED = "as much of the pool is pinned as may be; without its pin the request may be served"
     STOPPING = "the server stops before the answer is complete; another one may serve the request"
+    FORM = "the form that the request asks for cannot go on from the text that was drawn"
     NAME_TAKEN = "the request must take another id: the KV manager has its sequences already"
 
 
@@ -65,7 +66,7 @@ class Executor(Protocol):
     """Runs the model on physical blocks."""
 
     def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> Tensor:
-        """Copies, then computes the entries; float32 logits [entries that want them, vocabulary]."""
+        """Copies, then computes the entries; float32 logits [rows that they want, vocabulary], in their order."""
         ...
 
 

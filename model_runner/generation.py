@@ -6,13 +6,15 @@ import secrets
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from model_runner.detokenizer import Detokenizer
+from model_runner.logit_edits import LogitEdits
+from model_runner.logit_rules import LogitRules
 from model_runner.observer import EngineObserver
 from model_runner.request import Chunk, FinishReason, GenerateRequest, PositionLogprobs
-from model_runner.sampling import SamplingRows, logprobs, sample
+from model_runner.sampling import logprobs, sample
+from model_runner.sampling_rows import NO_TOKEN, SamplingRows
 from model_runner.sequence import LiveRequest, Sequence
 from model_runner.token_text import Tokenizer
 
@@ -21,10 +23,14 @@ _SEED_BITS = 64
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step brought: the chunks to deliver, the sequences that are done, and by parent the new children."""
+    """What a step brought: the chunks to deliver, the sequences that are done, and by parent the new children.
+
+    stuck: sequences whose form can't go on though it is not complete.
+    """
 
     chunks: list[Chunk] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
+    stuck: list[Sequence] = field(default_factory=list)
     forks: list[tuple[Sequence, list[Sequence]]] = field(default_factory=list)
 
 
@@ -48,25 +54,31 @@ class Generation:
         """The sequence that computes the prompt; it becomes choice 0."""
         return self._choice(live, 0, list(live.request.prompt_token_ids))
 
-    def advance(self, ready: Seq[Sequence], logits: Tensor, now: float) -> Outcome:
-        """One more token for each of `ready`, whose next-token logits are the rows of `logits`, float32 [R, V].
+    def advance(self, ready: Seq[Sequence], rows: Seq[int], logits: Tensor, now: float) -> Outcome:
+        """One more token for each of `ready`, whose next-token logits are at `rows` [R] of `logits`, float32 [S, V].
 
         A prompt that is complete for the first time splits into its choices here, which all draw from one row.
         """
         outcome = Outcome()
-        rows: list[int] = []
+        source: list[int] = []
         drawing: list[Sequence] = []
-        for row, sequence in enumerate(ready):
+        for row, sequence in zip(rows, ready, strict=True):
             family = [sequence, *self._split(sequence, outcome)]
             drawing.extend(family)
-            rows.extend([row] * len(family))
-        if len(rows) > len(ready):
-            logits = logits[torch.tensor(rows, device=logits.device)]
-        token_ids, positions = _draw(logits, drawing)
+            source.extend([row] * len(family))
+        token_ids, positions = _draw(logits, source, drawing)
         for sequence, token_id, position in zip(drawing, token_ids, positions, strict=True):
-            outcome.chunks.append(self._accept(sequence, token_id, position, now))
+            if token_id == NO_TOKEN and _is_unfinished(sequence):
+                outcome.stuck.append(sequence)
+                continue
+            if token_id == NO_TOKEN:
+                outcome.chunks.append(end_chunk(sequence, FinishReason.STOP, now))
+            else:
+                outcome.chunks.append(self._accept(sequence, token_id, position, now))
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)
+            elif sequence.constraint is not None and sequence.constraint.failure:
+                outcome.stuck.append(sequence)
         return outcome
 
     def _choice(self, live: LiveRequest, index: int, token_ids: list[int]) -> Sequence:
@@ -78,7 +90,16 @@ class Generation:
             sequence_id=f"{request.request_id}/{index}",
             token_ids=token_ids,
             seed=seed % (1 << _SEED_BITS),
-            detokenizer=Detokenizer(self._tokenizer, request.stop.stop_strings),
+            detokenizer=Detokenizer(
+                self._tokenizer,
+                request.stop.stop_strings,
+                unsearched_tokens=request.stop.min_tokens,
+                include_stop_string=request.stop.include_stop_string,
+                # A form counts every space.
+                strip=live.constraint is None,
+            ),
+            constraint=None if live.constraint is None else live.constraint.copy(),
+            rules=LogitRules.of(request, self._eos_token_ids),
         )
 
     def _split(self, parent: Sequence, outcome: Outcome) -> list[Sequence]:
@@ -103,6 +124,8 @@ class Generation:
         live.output_tokens += 1
         self.generated_tokens += 1
         self._note_times(sequence, now)
+        if sequence.constraint is not None:
+            sequence.constraint.advance(token_id)
         text, stop_token_id, stop_string = self._read(sequence, token_id)
         if sequence.finish_reason is not None:
             live.sequences.remove(sequence)
@@ -116,12 +139,15 @@ class Generation:
             stop_token_id=stop_token_id,
             stop_string=stop_string,
             usage=None if live.sequences else live.usage(now),
+            prompt_logprobs=live.take_prompt_logprobs(),
         )
 
     def _read(self, sequence: Sequence, token_id: int) -> tuple[str, int | None, str | None]:
         """The new text, and the token or string that ends the choice, if one does."""
         stop = sequence.live.request.stop
-        is_eos = token_id in self._eos_token_ids and not stop.ignore_eos
+        # A form allows an end token only where it is complete, and nothing can follow it.
+        heeds_eos = not stop.ignore_eos or sequence.constraint is not None
+        is_eos = heeds_eos and token_id in self._eos_token_ids
         if is_eos or token_id in stop.stop_token_ids:
             sequence.finish_reason = FinishReason.STOP
             text = sequence.detokenizer.finish()
@@ -131,10 +157,11 @@ class Generation:
         if delta.stop_string is not None:
             sequence.finish_reason = FinishReason.STOP
             return delta.text, None, delta.stop_string
-        if self._is_full(sequence, stop.max_tokens):
+        is_over = sequence.constraint is not None and sequence.constraint.is_over
+        if is_over or self._is_full(sequence, stop.max_tokens):
             text = delta.text + sequence.detokenizer.finish()
             stop_string = sequence.detokenizer.stop_string
-            sequence.finish_reason = FinishReason.STOP if stop_string else FinishReason.LENGTH
+            sequence.finish_reason = FinishReason.STOP if stop_string or is_over else FinishReason.LENGTH
             return text, None, stop_string
         return delta.text, None, None
 
@@ -152,28 +179,55 @@ class Generation:
         sequence.last_token_at = live.last_token_at = now
 
 
-def abort_chunk(sequence: Sequence, now: float) -> Chunk:
+def _is_unfinished(sequence: Sequence) -> bool:
+    """Whether the text so far does not have the form that is asked for."""
+    return sequence.constraint is not None and not sequence.constraint.is_complete
+
+
+def describe_stuck(sequence: Sequence) -> str:
+    """Why the form of a sequence among Outcome.stuck can't go on."""
+    failure = sequence.constraint.failure if sequence.constraint is not None else ""
+    reason = failure or "the request's other rules forbid every token that it allows"
+    return f"The form cannot go on after {sequence.num_outputs} tokens: {reason}."
+
+
+def end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
     """Ends one choice without another token; the held-back text goes out."""
     live = sequence.live
-    sequence.finish_reason = FinishReason.ABORT
+    sequence.finish_reason = reason
     live.sequences.remove(sequence)
+    text = sequence.detokenizer.finish()
     return Chunk(
         request_id=live.request.request_id,
         choice_index=sequence.choice_index,
         token_ids=(),
-        text=sequence.detokenizer.finish(),
-        finish_reason=FinishReason.ABORT,
+        text=text,
+        finish_reason=reason,
+        stop_string=sequence.detokenizer.stop_string if reason is FinishReason.STOP else None,
         usage=None if live.sequences else live.usage(now),
+        prompt_logprobs=live.take_prompt_logprobs() if live.forked else (),
     )
 
 
-def _draw(logits: Tensor, drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
+def _draw(logits: Tensor, source: Seq[int], drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
+    """Tokens, or NO_TOKEN, and log-probabilities; each of `drawing` has its logits in the row that `source` says."""
     requests: list[GenerateRequest] = [sequence.live.request for sequence in drawing]
     rows = SamplingRows.of(
         [request.sampling for request in requests],
         [sequence.seed for sequence in drawing],
         [len(sequence.token_ids) for sequence in drawing],
     )
-    token_ids = sample(logits, rows)
-    positions = logprobs(logits, token_ids, [request.logprobs for request in requests])
-    return token_ids.tolist(), positions
+    edits = None
+    if any(sequence.rules or sequence.constraint for sequence in drawing):
+        edits = [_edits(sequence, logits.shape[1]) for sequence in drawing]
+    drawn = sample(logits, rows, edits, source)
+    token_ids = drawn.tolist()
+    asked = [None if token == NO_TOKEN else each.logprobs for token, each in zip(token_ids, requests, strict=True)]
+    return token_ids, logprobs(logits, drawn, asked, source)
+
+
+def _edits(sequence: Sequence, vocabulary: int) -> LogitEdits | None:
+    form = None if sequence.constraint is None else sequence.constraint.mask()
+    if sequence.rules is not None:
+        return sequence.rules.edits(sequence.token_ids, vocabulary, form)
+    return None if form is None else LogitEdits(mask=form)

@@ -30,6 +30,7 @@ from model_runner.waiting_line import SchedulingPolicy
 from services.config import ModelRunnerSettings
 from services.cpus import usable_cpus
 from services.errors import StartupError
+from services.form_compiler import FormCompiler
 
 log = structlog.get_logger()
 
@@ -48,6 +49,10 @@ class Setup:
     @property
     def tokenizer(self) -> Tokenizer:
         return self.loaded.tokenizer
+
+    def form_compiler(self) -> FormCompiler:
+        """What makes constraints of structured_output."""
+        return FormCompiler(self.tokenizer, self.limits.vocab_size, sorted(self.options.eos_token_ids))
 
     def describe(self, pool_id: str) -> pb.GetModelResponse:
         """What GetModel answers."""

@@ -6,7 +6,7 @@ import grpc
 
 from model_runner.chat_template import ChatTemplateError
 from model_runner.engine_types import DuplicateRequest, EngineStopped, QueueFull
-from model_runner.validation import InvalidRequest
+from model_runner.invalid import InvalidRequest
 from services.errors import RUNNER_DOMAIN, RpcFailure
 
 START_RETRY_SECONDS = 0.5
@@ -41,13 +41,22 @@ class SlowReader(Exception):
     """The client has taken nothing of its stream for too long; the sentence says for how long."""
 
 
+class FormStuck(Exception):
+    """The form of the answer cannot go on from what was drawn; the sentence says why."""
+
+
+class FormsUnavailable(Exception):
+    """This server has no structured output; the sentence says what is missing."""
+
+
 def runner_failure(error: BaseException) -> RpcFailure | None:
     """Maps what a handler raised; None for what is unforeseen."""
     match error:
         case InvalidRequest():
             return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", field=error.field)
         case ChatTemplateError():
-            return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "CHAT_TEMPLATE", field="chat")
+            field = f"chat.{error.field}" if error.field else "chat"
+            return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "CHAT_TEMPLATE", field=field)
         case UnknownModel():
             resource = ("octavo.runner.v1/model", error.asked)
             return _failure(error, grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL", resource=resource)
@@ -65,6 +74,10 @@ def runner_failure(error: BaseException) -> RpcFailure | None:
             return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "REFUSED_BY_KV_MANAGER")
         case PinsExhausted():
             return _failure(error, grpc.StatusCode.RESOURCE_EXHAUSTED, "PINS_EXHAUSTED", field="retention.pin_seconds")
+        case FormStuck():
+            return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "FORM_STUCK", field="structured_output")
+        case FormsUnavailable():
+            return _failure(error, grpc.StatusCode.UNIMPLEMENTED, "NO_STRUCTURED_OUTPUT")
         case RequestFailed():
             return _failure(error, grpc.StatusCode.INTERNAL, "ENGINE_FAILED")
         case _:

@@ -124,6 +124,7 @@ async def _drain(endpoint: Endpoint, servicer: ModelRunnerServicer, grace_second
     await servicer.wait_idle(grace_seconds)
     if servicer.served is not None:
         await asyncio.to_thread(servicer.served.engine.stop)
+        servicer.served.forms.close()
     # Those that were ended have a status on its way.
     await endpoint.stop(LAST_WORDS_SECONDS)
 
@@ -149,7 +150,8 @@ async def _serve(
     engine = Engine(
         setup.executor, books, setup.tokenizer, setup.options, servicer.streams.deliver, readiness.listen, metrics
     )
-    servicer.served = ServedModel(engine, setup.tokenizer, setup.limits, setup.describe(settings.pool_id))
+    facts = setup.describe(settings.pool_id)
+    servicer.served = ServedModel(engine, setup.tokenizer, setup.limits, facts, setup.form_compiler())
     engine.start()
     readiness.warn_if_late()
     refusal = await _unless_stopped(readiness.refused, stopped)

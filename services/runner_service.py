@@ -9,21 +9,30 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import grpc
 from octavo.runner.v1 import model_runner_pb2 as pb
 from octavo.runner.v1 import model_runner_pb2_grpc
 
+from model_runner.constraint import Constraint
 from model_runner.engine import Engine
 from model_runner.engine_types import EngineState, EngineStopped
+from model_runner.invalid import InvalidRequest
 from model_runner.request import GenerateRequest
 from model_runner.tokenizer import Tokenizer
-from model_runner.validation import InvalidRequest, Limits, check_text_size, validate
+from model_runner.validation import Limits, check_text_size, validate
+from services.bad_words import tokenised_words
+from services.chat import chat_size, read_chat
+from services.form_compiler import FormCompiler, check_form
 from services.reader_limits import SLOW_READER_SECONDS
 from services.reception import Reception
 from services.runner_errors import NotReady, SlowReader, UnknownModel
 from services.runner_wire import field_path, read_request, write_chunk, write_view
 from services.streams import Streams
+
+Tokens = TypeVar("Tokens")
+BadWords = tuple[tuple[int, ...], ...]
 
 LONG_TEXT = 16_384
 """Characters from which on texts are tokenised one at a time: at once they would take every core from the model."""
@@ -39,6 +48,7 @@ class ServedModel:
     tokenizer: Tokenizer
     limits: Limits
     facts: pb.GetModelResponse
+    forms: FormCompiler
 
 
 class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
@@ -65,11 +75,13 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         served = self._ready(request.model)
         with self._counted():
-            parsed = await self._receive(served, request)
+            parsed, constraint = await self._receive(served, request)
             self.streams.check_free(parsed.request_id)
-            live = served.engine.submit(parsed)
+            live = served.engine.submit(parsed, constraint)
             stream = self.streams.open(parsed.request_id, partial(served.engine.throttle, live))
             try:
+                # By itself: a status can't follow a first message that is stuck together with what comes before it.
+                await context.send_initial_metadata(())
                 async for chunk in stream:
                     await self._send(context, write_chunk(chunk))
             finally:
@@ -139,13 +151,16 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
             if not self._in_progress:
                 self._idle.set()
 
-    async def _receive(self, served: ServedModel, request: pb.GenerateRequest) -> GenerateRequest:
-        """The request as the engine takes it."""
+    async def _receive(
+        self, served: ServedModel, request: pb.GenerateRequest
+    ) -> tuple[GenerateRequest, Constraint | None]:
+        """The request as the engine takes it, with what holds its answer to a form."""
         with self._reception.receive(served.engine, request.ByteSize()):
             prompt_token_ids = await self._prompt_token_ids(served, request)
-        parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids)
-        _validate(request, parsed, served.limits)
-        return parsed
+            bad_words = await self._bad_words(served, request.sampling.bad_words)
+            parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids, bad_words)
+            _validate(request, parsed, served.limits)
+            return parsed, await served.forms.constraint(parsed.structured_output)
 
     async def _send(self, context: grpc.aio.ServicerContext, message: pb.GenerateResponse) -> None:
         """Returns when the message is on its way, which takes the client's reading when much is on its way already."""
@@ -168,30 +183,32 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
             case "token_ids":
                 return request.token_ids.ids
             case "chat":
-                messages = [{"role": each.role, "content": each.content} for each in request.chat.messages]
-                size = sum(len(each.content) for each in request.chat.messages)
-                return await self._tokenised(size, partial(_encode_chat, served, messages))
+                return await self._tokenised(chat_size(request.chat), partial(_encode_chat, served, request.chat))
             case _:
                 raise InvalidRequest("prompt", "The request has no prompt; give text, token_ids or chat.")
 
-    async def _tokenised(self, size: int, work: Callable[[], list[int]]) -> list[int]:
+    async def _bad_words(self, served: ServedModel, words: Sequence[str]) -> BadWords:
+        if not words:
+            return ()
+        return await self._tokenised(sum(map(len, words)), partial(tokenised_words, served.tokenizer, words))
+
+    async def _tokenised(self, size: int, work: Callable[[], Tokens]) -> Tokens:
         """Tokenises `size` characters in another thread; long texts wait for each other, short ones for none."""
         threads = self._long_texts if size >= LONG_TEXT else None
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _validate(message: pb.GenerateRequest, parsed: GenerateRequest, limits: Limits) -> None:
+    check_form(message)
     try:
         validate(parsed, limits)
     except InvalidRequest as error:
         raise InvalidRequest(field_path(message, error.field), str(error)) from None
 
 
-def _encode_chat(served: ServedModel, messages: list[dict[str, str]]) -> list[int]:
-    if not messages:
-        raise InvalidRequest("chat.messages", "The chat has no messages; give at least 1.")
-    tokenizer = served.tokenizer
-    text = tokenizer.render_chat(messages)
+def _encode_chat(served: ServedModel, chat: pb.Chat) -> list[int]:
+    tokenizer, conversation = served.tokenizer, read_chat(chat)
+    text = tokenizer.render_chat(conversation.messages, **conversation.options)
     check_text_size("chat", text, tokenizer.longest_token_bytes, served.limits)
     # The template writes the special tokens itself.
     return tokenizer.encode(text, add_special_tokens=False)

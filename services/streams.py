@@ -14,13 +14,14 @@ from model_runner.engine_types import DuplicateRequest, EngineStopped, Failure, 
 from model_runner.request import Chunk
 from services.chunk_merge import entries, merged
 from services.reader_limits import CHUNK_ENTRIES, MAX_UNREAD, RESUME_SHARE
-from services.runner_errors import NotReady, PinsExhausted, RequestFailed, RequestRefused
+from services.runner_errors import FormStuck, NotReady, PinsExhausted, RequestFailed, RequestRefused
 
 _FAILURES = {
     FailureKind.ENGINE: RequestFailed,
     FailureKind.ELSEWHERE: NotReady,
     FailureKind.REQUEST: RequestRefused,
     FailureKind.PINS_EXHAUSTED: PinsExhausted,
+    FailureKind.FORM: FormStuck,
     FailureKind.NAME_TAKEN: DuplicateRequest,
     FailureKind.STOPPING: EngineStopped,
 }
@@ -67,7 +68,7 @@ class Stream:
             self._throttle(True)
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        """Raises RequestFailed, RequestRefused, PinsExhausted, NotReady, DuplicateRequest, EngineStopped."""
+        """Raises RequestFailed, RequestRefused, PinsExhausted, FormStuck, NotReady, DuplicateRequest, EngineStopped."""
         while True:
             await self._arrived.wait()
             for chunk in merged(self._take()):

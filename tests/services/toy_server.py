@@ -24,6 +24,7 @@ from services.books_inprocess import InProcessBooks
 from services.client import Client
 from services.config import ModelRunnerSettings, load_settings
 from services.endpoint import Endpoint, open_endpoint
+from services.form_compiler import FormCompiler
 from services.runner_metrics import RunnerMetrics
 from services.runner_process import KIND
 from services.runner_service import ModelRunnerServicer, ServedModel
@@ -92,7 +93,9 @@ class ToyServer:
             metrics,
         )
         limits = Limits(VOCAB_SIZE, self._options.max_sequence_tokens)
-        servicer.served = ServedModel(engine, cast(Tokenizer, tokenizer), limits, pb.GetModelResponse(model="toy"))
+        forms = FormCompiler(cast(Tokenizer, tokenizer), VOCAB_SIZE, ())
+        facts = pb.GetModelResponse(model="toy")
+        servicer.served = ServedModel(engine, cast(Tokenizer, tokenizer), limits, facts, forms)
         return endpoint, servicer, engine
 
     def __enter__(self) -> ToyServer:
