@@ -268,9 +268,7 @@ class Engine:
             always.callback(self._close, outcome.chunks)
             always.callback(self._clock.lap, "sample")
             always.callback(self._finish, outcome.finished)
-            forks = [
-                (parent, [each for each in children if not each.finish_reason]) for parent, children in outcome.forks
-            ]
+            forks = [(parent, [each for each in family if not each.finish_reason]) for parent, family in outcome.forks]
             # All run from here on, so that a lost KV manager puts them back in line like everybody else.
             self._scheduler.adopt([child for _, children in forks for child in children])
             for parent, children in forks:
