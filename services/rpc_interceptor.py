@@ -103,6 +103,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(error, NotImplementedError) and _name(context.code()) == "UNIMPLEMENTED":
             # What the generated base class does for a verb that the servicer does not have.
             await abort(context, unimplemented_failure(self._domain, verb.method))
+        if context.code():
+            # A status was on its way when the client went; there is nobody to tell another one.
+            raise asyncio.CancelledError from error
         failure = failure_of(error, self._mapping, self._domain, f"{verb.service}/{verb.method}")
         try:
             async with asyncio.timeout(STATUS_SECONDS):
