@@ -43,6 +43,11 @@ class Generation:
         self._progress = Progress(observer)
         self._searcher = Searcher(eos_token_ids, self._progress)
 
+    @property
+    def generated_tokens(self) -> int:
+        """All tokens so far, over all requests."""
+        return self._progress.generated_tokens
+
     def first_sequence(self, live: LiveRequest) -> Sequence:
         """The sequence that computes the prompt; it becomes choice 0, or the first beam."""
         request, prompt_tokens = live.request, len(live.request.prompt_token_ids)
@@ -139,7 +144,7 @@ class Generation:
         """Appends a drawn token and says what the client sees of it."""
         live = sequence.live
         self._progress.take(sequence, token_id, now)
-        live.output_tokens += 1
+        self._progress.count(live, 1)
         if sequence.constraint is not None:
             sequence.constraint.advance(token_id)
         text, stop_token_id, stop_string = self._read(sequence, token_id)

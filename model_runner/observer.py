@@ -45,6 +45,10 @@ class EngineObserver(Protocol):
         """After each step that ran the model."""
         ...
 
+    def on_progress(self, generated_tokens: int, preemptions: int) -> None:
+        """What has come about since the last call, in steps that failed as well: the sums are those of all usages."""
+        ...
+
     def on_first_token(self, seconds: float) -> None:
         """When a request gets its first token: seconds since its arrival (TTFT)."""
         ...
@@ -53,7 +57,7 @@ class EngineObserver(Protocol):
         """When a choice gets a later token: seconds since its token before (inter-token latency)."""
         ...
 
-    def on_finish(self, reason: FinishReason | None, usage: Usage) -> None:
+    def on_finish(self, reason: FinishReason | None, usage: Usage, tenant: str) -> None:
         """When a request ends; None when it failed. End-to-end seconds are the sum of the usage's times."""
         ...
 
@@ -64,11 +68,14 @@ class SilentObserver:
     def on_step(self, report: StepReport) -> None:
         pass
 
+    def on_progress(self, generated_tokens: int, preemptions: int) -> None:
+        pass
+
     def on_first_token(self, seconds: float) -> None:
         pass
 
     def on_next_token(self, seconds: float) -> None:
         pass
 
-    def on_finish(self, reason: FinishReason | None, usage: Usage) -> None:
+    def on_finish(self, reason: FinishReason | None, usage: Usage, tenant: str) -> None:
         pass

@@ -28,6 +28,9 @@ class LiveRequest:
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    pauses: int = 0
+    paused: bool = False
+    """Its client has not read enough: it holds no blocks and is not in line."""
     sequences: list[Sequence] = field(default_factory=list)
     """The choices that have not finished; until the prompt is computed only the first, which stands for all."""
     forked: bool = False
@@ -109,6 +112,7 @@ class LiveRequest:
             age_seconds=now - self.arrived_at,
             sequence_ids=tuple(holding),
             tenant=self.request.tenant,
+            paused=self.paused,
         )
 
     def usage(self, now: float) -> Usage:
@@ -123,6 +127,7 @@ class LiveRequest:
             queue_seconds=admitted - self.arrived_at,
             prefill_seconds=max(0.0, first - admitted),
             decode_seconds=max(0.0, last - first),
+            pauses=self.pauses,
         )
 
 
