@@ -14,6 +14,7 @@ from contextlib import ExitStack
 
 import structlog
 
+from model_runner.admission import SearchRoom
 from model_runner.books import (
     BOOKS_TROUBLE,
     INVALID_ARGUMENT,
@@ -24,6 +25,7 @@ from model_runner.books import (
     BooksTaken,
     KvBooks,
 )
+from model_runner.constraint import Constraint
 from model_runner.engine_types import (
     Delivery,
     EngineOptions,
@@ -33,11 +35,12 @@ from model_runner.engine_types import (
     FailureKind,
     StateListener,
 )
-from model_runner.generation import Generation, Outcome, end_chunk
+from model_runner.generation import Generation, abort_chunks, describe_stuck
 from model_runner.intake import Intake
 from model_runner.observer import EngineObserver, SilentObserver, StepReport
+from model_runner.outcome import Outcome
 from model_runner.prompt_logprobs import draw_rows, note_prompt_logprobs
-from model_runner.request import Chunk, FinishReason, GenerateRequest, RequestView
+from model_runner.request import Chunk, GenerateRequest, RequestView
 from model_runner.scheduler import Scheduler, StepPlan
 from model_runner.sequence import LiveRequest
 from model_runner.sequence import Sequence as LiveSequence
@@ -93,7 +96,13 @@ class Engine:
         self._on_state = on_state
         self._observer = observer or SilentObserver()
         self._scheduler = Scheduler(self._books, options.limits)
-        self._generation = Generation(tokenizer, options.eos_token_ids, options.max_sequence_tokens, self._observer)
+        self._generation = Generation(
+            tokenizer,
+            options.eos_token_ids,
+            options.max_sequence_tokens,
+            self._observer,
+            SearchRoom(options.facts.num_blocks - 1, options.facts.block_size),
+        )
         self._state = EngineState.WAITING_FOR_BOOKS
         self._has_books = False
         self._losses = 0
@@ -116,12 +125,13 @@ class Engine:
     def state(self) -> EngineState:
         return self._state
 
-    def submit(self, request: GenerateRequest) -> LiveRequest:
+    def submit(self, request: GenerateRequest, constraint: Constraint | None = None) -> LiveRequest:
         """Takes in a validated request and returns the handle to cancel it by.
 
-        Raises DuplicateRequest, QueueFull, EngineStopped.
+        constraint: the request's structured_output, compiled, at its beginning. Raises DuplicateRequest, QueueFull,
+        EngineStopped.
         """
-        live = LiveRequest(request, arrived_at=time.monotonic())
+        live = LiveRequest(request, arrived_at=time.monotonic(), constraint=constraint)
         live.sequences.append(self._generation.first_sequence(live))
         self._intake.submit(live)
         return live
@@ -229,7 +239,7 @@ class Engine:
             StepReport(
                 phases=self._clock.phases(),
                 prefill_tokens=plan.prefill_tokens,
-                generated_tokens=sum(len(chunk.token_ids) for chunk in outcome.chunks),
+                generated_tokens=outcome.num_tokens,
                 preemptions=plan.preemptions,
                 sequences=len(plan.work),
             )
@@ -239,23 +249,15 @@ class Engine:
     def _settle(self, outcome: Outcome) -> None:
         """Tells the books of forks and ends, then delivers: who sees a last chunk finds the blocks given back."""
         with ExitStack() as always:
-            # Whatever the books answer: last of all the chunks go out, and before that the ended sequences end.
+            # Whatever the books answer: in the end the chunks go out, and before that the ended sequences end.
+            always.callback(self._end_stuck, outcome.stuck)
             always.callback(self._deliver, outcome.chunks)
             always.callback(self._close, outcome.chunks)
             always.callback(self._clock.lap, "sample")
             always.callback(self._finish, outcome.finished)
             forks = [(parent, _unfinished(children)) for parent, children in outcome.forks]
-            # All run from here on, so that a lost KV manager puts them back in line like everybody else.
-            self._scheduler.adopt([child for _, children in forks for child in children])
-            for parent, children in forks:
-                self._fork(parent, children)
-
-    def _fork(self, parent: LiveSequence, children: list[LiveSequence]) -> None:
-        if not children:
-            return
-        self._books.append([parent.commit()])
-        parent.share_with(children)
-        self._books.fork(parent.sequence_id, [child.sequence_id for child in children])
+            if forks := [(parent, children) for parent, children in forks if children]:
+                self._scheduler.fork(forks)
 
     def _finish(self, sequences: list[LiveSequence]) -> None:
         """Gives back what the sequences hold."""
@@ -331,6 +333,12 @@ class Engine:
         if self._intake.is_live(live):
             self._fail([live], str(error), _KINDS.get(error.reason, FailureKind.ENGINE))
 
+    def _end_stuck(self, sequences: Sequence[LiveSequence]) -> None:
+        """Fails the requests with a choice whose form can't go on."""
+        for sequence in sequences:
+            if self._intake.is_live(sequence.live):
+                self._fail([sequence.live], describe_stuck(sequence), FailureKind.FORM)
+
     def _fail(self, lives: Sequence[LiveRequest], sentence: str, kind: FailureKind) -> None:
         for live in lives:
             self._release(live.sequences)
@@ -345,7 +353,7 @@ class Engine:
         sequences = [sequence for live in lives for sequence in live.sequences]
         self._release(sequences)
         now = time.monotonic()
-        chunks = [end_chunk(sequence, FinishReason.ABORT, now) for sequence in sequences]
+        chunks = [chunk for live in lives for chunk in abort_chunks(live, now)]
         self._close(chunks)
         self._deliver(chunks)
 

@@ -44,6 +44,7 @@ class FailureKind(Enum):
     ELSEWHERE = "another server may well serve the request"
     REQUEST = "the KV manager refuses what the request asks for"
     PINS_EXHAUSTED = "as much of the pool is pinned as may be; without its pin the request may be served"
+    FORM = "the form that the request asks for cannot go on from the text that was drawn"
     NAME_TAKEN = "the request must take another id: the KV manager has its sequences already"
 
 

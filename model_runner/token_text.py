@@ -10,6 +10,7 @@ import codecs
 import json
 import re
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -45,15 +46,39 @@ class TokenText(Protocol):
         """The rest of the text, with U+FFFD for bytes that never became a character."""
         ...
 
+    def copy(self) -> TokenText:
+        """The same text so far; from now on each grows by itself."""
+        ...
 
-def token_text(tokenizer: Tokenizer, skip_special_tokens: bool) -> TokenText:
-    """The right TokenText for the tokenizer's decoder, at no token yet. Special tokens leave no text when skipped."""
+
+def token_text(tokenizer: Tokenizer, skip_special_tokens: bool, *, strip: bool = True) -> TokenText:
+    """The right TokenText for the tokenizer's decoder, at no token yet. Special tokens leave no text when skipped.
+
+    strip: as decode() does, drop the space that tokenizers of the SentencePiece kind put before a text.
+    """
     vocabulary = _vocabulary(tokenizer.backend, skip_special_tokens)
     if vocabulary.kind == "byte_level":
         return _ByteLevelText(vocabulary)
     if vocabulary.kind == "byte_fallback":
-        return _ByteFallbackText(vocabulary)
+        return _ByteFallbackText(vocabulary, vocabulary.leading_spaces if strip else 0)
     return _WindowedText(tokenizer, vocabulary, skip_special_tokens)
+
+
+def bytes_of_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[bytes] | None:
+    """What each token id adds to a text, nothing for special and unknown ones; the text is all of it, joined.
+
+    None where a token's bytes depend on its neighbours, as with the decoders that need a window.
+    """
+    vocabulary = _vocabulary(tokenizer.backend, skip_special_tokens=True)
+    if vocabulary.kind == "byte_level":
+        return [vocabulary.bytes_of(token_id) for token_id in range(vocab_size)]
+    if vocabulary.kind == "byte_fallback":
+        return [_as_bytes(vocabulary.byte_or_text(token_id)) for token_id in range(vocab_size)]
+    return None
+
+
+def _as_bytes(piece: int | str | None) -> bytes:
+    return bytes([piece]) if isinstance(piece, int) else (piece or "").encode()
 
 
 class _Vocabulary:
@@ -154,20 +179,30 @@ class _ByteLevelText:
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 
+    def copy(self) -> _ByteLevelText:
+        twin = copy(self)
+        twin._decoder = copy(self._decoder)
+        return twin
+
 
 class _ByteFallbackText:
     """Text tokens, and between them runs of byte tokens."""
 
-    def __init__(self, vocabulary: _Vocabulary) -> None:
+    def __init__(self, vocabulary: _Vocabulary, spaces_to_strip: int) -> None:
         self._vocabulary = vocabulary
         self._run = _ByteRun()
-        self._spaces_to_strip = vocabulary.leading_spaces
+        self._spaces_to_strip = spaces_to_strip
 
     def push(self, token_ids: Sequence[int]) -> str:
         return self._strip("".join(map(self._take, token_ids)))
 
     def finish(self) -> str:
         return self._strip(self._run.end())
+
+    def copy(self) -> _ByteFallbackText:
+        twin = copy(self)
+        twin._run = self._run.copy()
+        return twin
 
     def _take(self, token_id: int) -> str:
         piece = self._vocabulary.byte_or_text(token_id)
@@ -221,6 +256,11 @@ class _ByteRun:
         self._start()
         return kept
 
+    def copy(self) -> _ByteRun:
+        twin = copy(self)
+        twin._decoder, twin._characters = copy(self._decoder), self._characters[:]
+        return twin
+
 
 class _WindowedText:
     """Any other decoder: decodes the newest tokens after those before them, and takes the difference.
@@ -240,6 +280,11 @@ class _WindowedText:
 
     def finish(self) -> str:
         return self._release(self._decode(self._context + self._pending)) if self._pending else ""
+
+    def copy(self) -> _WindowedText:
+        twin = copy(self)
+        twin._pending = self._pending[:]
+        return twin
 
     def _take(self, token_id: int) -> str:
         # Tokens without a trace must not become the context: what follows them would look like the beginning.

@@ -46,6 +46,31 @@ def json_lines(output: str) -> list[dict[str, Any]]:
 
 
 class TestGenerate:
+    def test_a_beam_search_finds_what_was_recorded(self, stack: Stack) -> None:
+        recorded = json.loads((Path(__file__).parent.parent / "data" / "golden_beams.json").read_text())
+        run = next(each for each in recorded["searches"] if (each["width"], each["early_stopping"]) == (4, True))
+        ids = ",".join(map(str, recorded["prompts"][run["prompt"]]))
+        options = ["--beam-width", "4", "--length-penalty", str(run["length_penalty"]), "--early-stopping", "first"]
+        limit = str(run["max_new_tokens"])
+        done = generate(stack, "--token-ids", ids, *options, "--n", "3", "--max-tokens", limit, "--json")
+        *chunks, last = json_lines(done.stdout)
+        assert [chunk["choice_index"] for chunk in chunks] == [0, 1, 2]
+        assert [choice["token_ids"] for choice in last["choices"]] == run["answers"][:3]
+        assert [choice["score"] for choice in last["choices"]] == pytest.approx(run["scores"][:3], abs=2e-2)
+
+    def test_best_of_shows_the_likeliest(self, stack: Stack) -> None:
+        options = ["--temperature", "0.8", "--seed", "3", "--max-tokens", "8", "--ignore-eos", "--logprobs", "0"]
+        every = json_lines(generate(stack, "Once upon", *options, "--n", "4", "--json").stdout)
+        means = [
+            sum(chunk["logprobs"][0]["logprob"] for chunk in every[:-1] if chunk["choice_index"] == choice) / 8
+            for choice in range(4)
+        ]
+        done = generate(stack, "Once upon", *options, "--best-of", "4", "--json")
+        chunk, last = json_lines(done.stdout)
+        assert last["token_ids"] == every[-1]["choices"][means.index(max(means))]["token_ids"]
+        assert chunk["score"] == pytest.approx(max(means))
+        assert last["usage"]["output_tokens"] == 32
+
     def test_text_streams_and_ends_with_a_line_of_figures(self, stack: Stack) -> None:
         done = generate(stack, CLEAR["prompt"], "--max-tokens", "48", "--ignore-eos")
         assert done.returncode == 0
@@ -89,6 +114,31 @@ class TestGenerate:
         for chunk, recorded in zip(chunks, CLEAR["logprobs"], strict=False):
             assert chunk["logprobs"][0]["logprob"] == pytest.approx(recorded, abs=1e-3)
 
+    def test_a_stop_string_that_is_part_of_the_text(self, stack: Stack) -> None:
+        stop = CLEAR["text"][10:13]
+        options = ("--stop", stop, "--include-stop-string", "--max-tokens", "48", "--ignore-eos", "--json")
+        last = json_lines(generate(stack, CLEAR["prompt"], *options).stdout)[-1]
+        assert last["text"] == CLEAR["text"][: CLEAR["text"].index(stop) + 3]
+        assert last["finish_reason"] == "stop"
+
+    def test_answers_of_a_given_form(self, stack: Stack, tmp_path: Path) -> None:
+        schema = {"type": "object", "properties": {"legs": {"enum": [2, 4]}}, "required": ["legs"]}
+        schema["additionalProperties"] = False
+        (tmp_path / "schema.json").write_text(json.dumps(schema))
+        (tmp_path / "sums.lark").write_text('start: DIGIT ("+" DIGIT){2}\nDIGIT: /[0-9]/\n')
+        options = ("--temperature", "1.5", "--seed", "5", "--n", "2", "--json")
+
+        def texts(*form: str) -> list[str]:
+            last = json_lines(generate(stack, "--chat", "How many legs has a cat?", *form, *options).stdout)[-1]
+            assert {choice["finish_reason"] for choice in last["choices"]} == {"stop"}
+            return [choice["text"] for choice in last["choices"]]
+
+        for form in (str(tmp_path / "schema.json"), json.dumps(schema)):
+            assert all(json.loads(text) in ({"legs": 2}, {"legs": 4}) for text in texts("--json-schema", form))
+        assert all(re.fullmatch(r"\d\+\d\+\d", text) for text in texts("--grammar", str(tmp_path / "sums.lark")))
+        assert all(re.fullmatch(r"[A-Z][a-z]{3}", text) for text in texts("--regex", "[A-Z][a-z]{3}"))
+        assert set(texts("--choice", "two", "--choice", "four")) <= {"two", "four"}
+
     def test_rules_and_log_probabilities_of_the_prompt(self, stack: Stack) -> None:
         """Each option does what it says, and recorded outputs tell their own probabilities."""
         plain = ("--max-tokens", "12", "--ignore-eos", "--json")
@@ -128,6 +178,10 @@ class TestGenerate:
             (("a", "--n", "2000000000"), "num_choices is 2000000000"),
             (("a", "--temperature", "nan"), "temperature is nan"),
             (("",), "The prompt is empty"),
+            (("a", "--json-schema", "missing.json"), "missing.json cannot be read: No such file or directory."),
+            (("a", "--json-schema", "{"), "The JSON schema cannot be used: "),
+            (("a", "--regex", "a", "--choice", "b"), "regex and choices cannot go together"),
+            (("a", "--chat", "--tools", __file__), "is no JSON"),
         ],
     )
     def test_what_cannot_be_done_is_one_line_and_exit_code_2(
@@ -215,7 +269,7 @@ class TestUp:
     def test_serves_until_it_is_told_to_stop(self, tmp_path: Path) -> None:
         runner, books = f"127.0.0.1:{free_port()}", f"unix:{tmp_path}/kv.sock"
         arguments = ("--runner-address", runner, "--kv-address", books, "--block-size", "8", "--num-blocks", "64")
-        up = Process(tmp_path, "up", *arguments, "--weights-dtype", "float32")
+        up = Process(tmp_path, "up", *arguments)
         wait_until("the hint", lambda: "octavo generate" in up.log, up)
         assert health_of(runner) == health_of(books) == SERVING
         done = run_octavo("generate", CLEAR["prompt"], "--max-tokens", "48", "--ignore-eos", "--address", runner)
@@ -345,9 +399,7 @@ class TestStartUpErrors:
         assert health_of(stack.runner_address) == SERVING
 
     def test_a_pool_that_is_kept_otherwise(self, stack: Stack, tmp_path: Path) -> None:
-        line = self.runner_error(
-            tmp_path, "--kv-address", stack.kv_address, "--weights-dtype", "float32", "--prefix-index", "radix"
-        )
+        line = self.runner_error(tmp_path, "--kv-address", stack.kv_address, "--prefix-index", "radix")
         assert "is open with index hash (asked for radix); close it first or take another pool id" in line
 
     def test_a_pool_that_is_open_with_other_facts(self, stack: Stack, tmp_path: Path) -> None:

@@ -41,13 +41,28 @@ float as_bf16(float value) {
     return value;
 }
 
+// What int8 activations stand for: in groups of 32, whole numbers of steps of which the largest has 127.
+std::vector<double> rounded(const std::vector<float>& x) {
+    std::vector<double> values;
+    for (size_t first = 0; first < x.size(); first += 32) {
+        float top = 0;
+        for (size_t each = first; each < first + 32; ++each) top = std::max(top, std::fabs(x[each]));
+        const float steps = 127 / top;
+        for (size_t each = first; each < first + 32; ++each) {
+            values.push_back(std::nearbyint(x[each] * steps) * double(top / 127));
+        }
+    }
+    return values;
+}
+
 // Each form's products are those of the weights that it says it holds, and a row's result its own affair.
-void check_products(const std::string& set) {
+void check_products(const std::string& set, int32_t activations) {
     const int64_t outputs = 70, inputs = 160, most = 130;
     const std::vector<float> weights = drawn(outputs * inputs, 1), x = drawn(most * inputs, 2);
     const double worst[] = {0, 0.01, 0.03, 0.4};  // of weights up to 4, after rounding to each form
-    for (int32_t form = 0; form < 4; ++form) {
-        void* matrix = octavo_matrix_new(form, outputs, inputs);
+    for (int32_t form = activations ? 2 : 0; form < 4; ++form) {
+        const std::vector<double> taken = activations ? rounded(x) : std::vector<double>(x.begin(), x.end());
+        void* matrix = octavo_matrix_new(form, activations, outputs, inputs);
         expect(octavo_matrix_fill(matrix, 0, outputs, weights.data()) == 0, set + " fill");
         std::vector<int64_t> all(outputs);
         for (int64_t each = 0; each < outputs; ++each) all[each] = each;
@@ -60,13 +75,14 @@ void check_products(const std::string& set) {
         for (int64_t rows : {1, 2, 3, 4, 5, 8, 9, 17, 130}) {
             std::vector<float> y(rows * outputs);
             octavo_matrix_multiply(matrix, x.data(), rows, y.data());
-            const std::string what = set + " form " + std::to_string(form) + " rows " + std::to_string(rows);
+            const std::string what = set + " form " + std::to_string(form) + " activations " + std::to_string(activations) +
+                                     " rows " + std::to_string(rows);
             expect(std::memcmp(y.data(), whole.data(), y.size() * sizeof(float)) == 0, what + ": other bits");
             for (int64_t row = 0; row < rows; ++row) {
                 for (int64_t output = 0; output < outputs; ++output) {
                     double sum = 0, size = 0;
                     for (int64_t k = 0; k < inputs; ++k) {
-                        const double term = double(x[row * inputs + k]) * held[output * inputs + k];
+                        const double term = taken[row * inputs + k] * held[output * inputs + k];
                         sum += term;
                         size += std::fabs(term);
                     }
@@ -271,8 +287,8 @@ int main() {
         expect(octavo_use(set.c_str()) == 0, set);
         for (int32_t threads : {1, 2}) {
             octavo_set_threads(threads);
-            check_products(set);
             check_draws(set);
+            for (int32_t activations : {0, 1}) check_products(set, activations);
             for (const Sizes& sizes : {Sizes{16, 64, false, 0}, Sizes{16, 64, true, 0}, Sizes{8, 40, false, 20},
                                        Sizes{8, 6, true, 0}, Sizes{128, 128, true, 70}}) {
                 check_attention(set, sizes);
