@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from model_runner.admission import SearchRoom
+from model_runner.beam_steps import Searcher
+from model_runner.best_of import BestOf, aborted
 from model_runner.detokenizer import Detokenizer
-from model_runner.logit_edits import LogitEdits
 from model_runner.logit_rules import LogitRules
 from model_runner.observer import EngineObserver
+from model_runner.outcome import Outcome
+from model_runner.progress import Progress
 from model_runner.request import Chunk, FinishReason, GenerateRequest, PositionLogprobs
 from model_runner.sampling import logprobs, sample
 from model_runner.sampling_rows import NO_TOKEN, SamplingRows
@@ -19,19 +23,6 @@ from model_runner.sequence import LiveRequest, Sequence
 from model_runner.token_text import Tokenizer
 
 _SEED_BITS = 64
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a step brought: the chunks to deliver, the sequences that are done, and by parent the new children.
-
-    stuck: sequences whose form can't go on though it is not complete.
-    """
-
-    chunks: list[Chunk] = field(default_factory=list)
-    finished: list[Sequence] = field(default_factory=list)
-    stuck: list[Sequence] = field(default_factory=list)
-    forks: list[tuple[Sequence, list[Sequence]]] = field(default_factory=list)
 
 
 class Generation:
@@ -43,43 +34,76 @@ class Generation:
         eos_token_ids: frozenset[int],
         max_sequence_tokens: int,
         observer: EngineObserver,
+        search_room: SearchRoom,
     ) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._max_sequence_tokens = max_sequence_tokens
-        self._observer = observer
-        self.generated_tokens = 0
+        self._search_room = search_room
+        self._progress = Progress(observer)
+        self._searcher = Searcher(eos_token_ids, self._progress)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Over all requests."""
+        return self._progress.generated_tokens
 
     def first_sequence(self, live: LiveRequest) -> Sequence:
-        """The sequence that computes the prompt; it becomes choice 0."""
-        return self._choice(live, 0, list(live.request.prompt_token_ids))
+        """The sequence that computes the prompt; it becomes choice 0, or the first beam."""
+        request, prompt_tokens = live.request, len(live.request.prompt_token_ids)
+        limit = self._search_room.limit(prompt_tokens, request.num_sequences)
+        live.search = self._searcher.begin(live, min(limit, self._max_sequence_tokens - prompt_tokens + 1))
+        live.best_of = BestOf() if request.is_best_of else None
+        sequence = self._choice(live, 0, list(request.prompt_token_ids))
+        live.no_text = sequence.detokenizer.copy()
+        return sequence
 
     def advance(self, ready: Seq[Sequence], rows: Seq[int], logits: Tensor, now: float) -> Outcome:
         """One more token for each of `ready`, whose next-token logits are at `rows` [R] of `logits`, float32 [S, V].
 
-        A prompt that is complete for the first time splits into its choices here, which all draw from one row.
+        A prompt that is complete for the first time splits into its choices here, which all draw from one row. Of a
+        search, all beams must be among `ready`, or none.
         """
         outcome = Outcome()
         source: list[int] = []
         drawing: list[Sequence] = []
+        beams: dict[Sequence, int] = {}
         for row, sequence in zip(rows, ready, strict=True):
+            if sequence.is_beam:
+                beams[sequence] = row
+                continue
             family = [sequence, *self._split(sequence, outcome)]
             drawing.extend(family)
             source.extend([row] * len(family))
+        if drawing:
+            self._draw_all(drawing, source, logits, now, outcome)
+        for live in dict.fromkeys(sequence.live for sequence in beams):
+            if live.search is not None:
+                own = torch.tensor([beams[sequence] for sequence in live.sequences], device=logits.device)
+                self._searcher.advance(live, live.search, logits[own], now, outcome)
+        return outcome
+
+    def _draw_all(
+        self, drawing: list[Sequence], source: list[int], logits: Tensor, now: float, outcome: Outcome
+    ) -> None:
         token_ids, positions = _draw(logits, source, drawing)
         for sequence, token_id, position in zip(drawing, token_ids, positions, strict=True):
             if token_id == NO_TOKEN and _is_unfinished(sequence):
                 outcome.stuck.append(sequence)
                 continue
             if token_id == NO_TOKEN:
-                outcome.chunks.append(end_chunk(sequence, FinishReason.STOP, now))
+                chunk = _end_chunk(sequence, FinishReason.STOP, now)
             else:
-                outcome.chunks.append(self._accept(sequence, token_id, position, now))
+                chunk = self._accept(sequence, token_id, position, now)
+                outcome.num_tokens += 1
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)
             elif sequence.constraint is not None and sequence.constraint.failure:
                 outcome.stuck.append(sequence)
-        return outcome
+            if sequence.live.best_of is None:
+                outcome.chunks.append(chunk)
+            else:
+                outcome.chunks += _hold_back(sequence.live, sequence.live.best_of, chunk, position)
 
     def _choice(self, live: LiveRequest, index: int, token_ids: list[int]) -> Sequence:
         request = live.request
@@ -107,7 +131,7 @@ class Generation:
         if live.forked:
             return []
         live.forked = True
-        children = [self._choice(live, index, parent.token_ids[:]) for index in range(1, live.request.num_choices)]
+        children = [self._choice(live, index, parent.token_ids[:]) for index in range(1, live.request.num_sequences)]
         for child in children:
             # Also if its fork fails: it is not looked up as a new prompt then.
             child.admitted_before = True
@@ -119,11 +143,8 @@ class Generation:
     def _accept(self, sequence: Sequence, token_id: int, position: PositionLogprobs | None, now: float) -> Chunk:
         """Appends a drawn token and says what the client sees of it."""
         live = sequence.live
-        sequence.token_ids.append(token_id)
-        sequence.num_outputs += 1
-        live.output_tokens += 1
-        self.generated_tokens += 1
-        self._note_times(sequence, now)
+        self._progress.take(sequence, token_id, now)
+        self._progress.count(live, 1)
         if sequence.constraint is not None:
             sequence.constraint.advance(token_id)
         text, stop_token_id, stop_string = self._read(sequence, token_id)
@@ -134,12 +155,12 @@ class Generation:
             choice_index=sequence.choice_index,
             token_ids=(token_id,),
             text=text,
-            logprobs=() if position is None else (position,),
+            logprobs=() if position is None or live.request.logprobs is None else (position,),
             finish_reason=sequence.finish_reason,
             stop_token_id=stop_token_id,
             stop_string=stop_string,
             usage=None if live.sequences else live.usage(now),
-            prompt_logprobs=live.take_prompt_logprobs(),
+            prompt_logprobs=_of_prompt(live),
         )
 
     def _read(self, sequence: Sequence, token_id: int) -> tuple[str, int | None, str | None]:
@@ -169,14 +190,13 @@ class Generation:
         # The newest token has no K/V yet: it may be one more than the cache can hold.
         return sequence.num_outputs == max_tokens or len(sequence.token_ids) > self._max_sequence_tokens
 
-    def _note_times(self, sequence: Sequence, now: float) -> None:
-        live = sequence.live
-        if live.first_token_at is None:
-            live.first_token_at = now
-            self._observer.on_first_token(now - live.arrived_at)
-        if sequence.num_outputs > 1:
-            self._observer.on_next_token(now - sequence.last_token_at)
-        sequence.last_token_at = live.last_token_at = now
+
+def abort_chunks(live: LiveRequest, now: float) -> list[Chunk]:
+    """Ends all choices of a request without another token; what was not to go out before the end stays behind."""
+    if live.search is None and live.best_of is None:
+        return [_end_chunk(sequence, FinishReason.ABORT, now) for sequence in list(live.sequences)]
+    live.sequences = []
+    return aborted(live.request.request_id, live.request.num_choices, live.usage(now))
 
 
 def _is_unfinished(sequence: Sequence) -> bool:
@@ -191,7 +211,7 @@ def describe_stuck(sequence: Sequence) -> str:
     return f"The form cannot go on after {sequence.num_outputs} tokens: {reason}."
 
 
-def end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
+def _end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
     """Ends one choice without another token; the held-back text goes out."""
     live = sequence.live
     sequence.finish_reason = reason
@@ -205,8 +225,26 @@ def end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
         finish_reason=reason,
         stop_string=sequence.detokenizer.stop_string if reason is FinishReason.STOP else None,
         usage=None if live.sequences else live.usage(now),
-        prompt_logprobs=live.take_prompt_logprobs() if live.forked else (),
+        prompt_logprobs=_of_prompt(live) if live.forked else (),
     )
+
+
+def _of_prompt(live: LiveRequest) -> tuple[PositionLogprobs, ...]:
+    """What a chunk takes along, if it goes out at once."""
+    return () if live.best_of is not None else live.take_prompt_logprobs()
+
+
+def _hold_back(live: LiveRequest, best_of: BestOf, chunk: Chunk, position: PositionLogprobs | None) -> list[Chunk]:
+    """Keeps a chunk until all answers are there; then the best of them."""
+    best_of.add(chunk, 0.0 if position is None else position.logprob)
+    if chunk.usage is None:
+        return []
+    return best_of.best(live.request.num_choices, chunk.usage, live.take_prompt_logprobs())
+
+
+def _top_logprobs(request: GenerateRequest) -> int | None:
+    """Of how many candidates a draw tells the log-probability beside its own; None for none at all."""
+    return 0 if request.logprobs is None and request.is_best_of else request.logprobs
 
 
 def _draw(logits: Tensor, source: Seq[int], drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
@@ -219,15 +257,10 @@ def _draw(logits: Tensor, source: Seq[int], drawing: Seq[Sequence]) -> tuple[lis
     )
     edits = None
     if any(sequence.rules or sequence.constraint for sequence in drawing):
-        edits = [_edits(sequence, logits.shape[1]) for sequence in drawing]
+        edits = [sequence.edits(logits.shape[1]) for sequence in drawing]
     drawn = sample(logits, rows, edits, source)
     token_ids = drawn.tolist()
-    asked = [None if token == NO_TOKEN else each.logprobs for token, each in zip(token_ids, requests, strict=True)]
+    asked = [
+        None if token == NO_TOKEN else _top_logprobs(each) for token, each in zip(token_ids, requests, strict=True)
+    ]
     return token_ids, logprobs(logits, drawn, asked, source)
-
-
-def _edits(sequence: Sequence, vocabulary: int) -> LogitEdits | None:
-    form = None if sequence.constraint is None else sequence.constraint.mask()
-    if sequence.rules is not None:
-        return sequence.rules.edits(sequence.token_ids, vocabulary, form)
-    return None if form is None else LogitEdits(mask=form)

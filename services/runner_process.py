@@ -124,7 +124,7 @@ async def _drain(endpoint: Endpoint, servicer: ModelRunnerServicer, grace_second
     await servicer.wait_idle(grace_seconds)
     if servicer.served is not None:
         await asyncio.to_thread(servicer.served.engine.stop)
-        servicer.served.forms.close()
+        await asyncio.to_thread(servicer.served.forms.close)
     # Those that were ended have a status on its way.
     await endpoint.stop(LAST_WORDS_SECONDS)
 
