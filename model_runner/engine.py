@@ -38,10 +38,11 @@ from model_runner.observer import EngineObserver, SilentObserver, StepReport
 from model_runner.outcome import Outcome
 from model_runner.prompt_logprobs import draw_rows, note_prompt_logprobs
 from model_runner.request import Chunk, GenerateRequest, RequestView
-from model_runner.scheduler import Scheduler, StepPlan
+from model_runner.scheduler import Scheduler
 from model_runner.sequence import LiveRequest
 from model_runner.sequence import Sequence as LiveSequence
 from model_runner.step_clock import StepClock
+from model_runner.step_plan import StepPlan
 from model_runner.timed_books import TimedBooks
 from model_runner.token_text import Tokenizer
 

@@ -11,7 +11,7 @@ blocks.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from model_runner.admission import headroom, parting
@@ -27,6 +27,7 @@ from model_runner.books import (
 from model_runner.output_lengths import OutputLengths
 from model_runner.request import FinishReason
 from model_runner.sequence import Sequence
+from model_runner.step_plan import StepPlan, Work
 from model_runner.waiting_line import SchedulingPolicy, WaitingLine
 
 
@@ -51,29 +52,6 @@ class SchedulerLimits:
     @property
     def chunk(self) -> int:
         return self.prefill_chunk_tokens or self.max_batched_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The next `num_tokens` tokens of one sequence."""
-
-    sequence: Sequence
-    num_tokens: int
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What a step computes, the copies due before it, and how many sequences lost their blocks for it.
-
-    prefill_tokens: of the work, tokens of prompts or computed again. stalled: ids of running sequences that sit the
-    step out, because the books have no word on them for now.
-    """
-
-    work: list[Work] = field(default_factory=list)
-    copies: list[CopyOrder] = field(default_factory=list)
-    preemptions: int = 0
-    prefill_tokens: int = 0
-    stalled: set[str] = field(default_factory=set)
 
 
 _OF_A_TENANT = (NEVER_FITS, QUOTA_SHORT)
@@ -218,7 +196,7 @@ class Scheduler:
                 due = self._grow_one_by_one(due, plan)
                 continue
             if growth is not None:
-                _apply(growth, due, plan)
+                plan.apply(growth, due)
                 return
             self._preempt(self.waiting.victim(self.running), plan)
             due = _holders(due)
@@ -245,7 +223,7 @@ class Scheduler:
             if growth is None:
                 again.append(sequence)
             else:
-                _apply(growth, [sequence], plan)
+                plan.apply(growth, [sequence])
         return _holders(again)
 
     def _tenant_gives_way(self, asker: Sequence, plan: StepPlan) -> bool:
@@ -402,15 +380,6 @@ class Scheduler:
 
 def _holders(sequences: list[Sequence]) -> list[Sequence]:
     return [sequence for sequence in sequences if sequence.block_table]
-
-
-def _apply(growth: Growth, due: list[Sequence], plan: StepPlan) -> None:
-    by_id = {grant.sequence_id: grant for grant in growth.grants}
-    for sequence in due:
-        if sequence.sequence_id not in growth.stalled:
-            sequence.apply(by_id.get(sequence.sequence_id))
-    plan.copies.extend(copy for grant in growth.grants for copy in grant.copies)
-    plan.stalled |= growth.stalled
 
 
 def _slots(sequence: Sequence) -> int:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_runner.books import CopyOrder, SequenceUpdate
-from model_runner.scheduler import StepPlan
+from model_runner.step_plan import StepPlan
 from tests.model_runner.scheduler_driver import DRAWN, Call, Driver, names, work_of
 
 

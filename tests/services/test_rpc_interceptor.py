@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from octavo.runner.v1 import model_runner_pb2 as pb
 from octavo.runner.v1 import model_runner_pb2_grpc
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from kvmanager.errors import PoolShort
 from services.channels import open_aio_channel
@@ -48,6 +50,10 @@ async def end_as(how: str, context: grpc.aio.ServicerContext) -> None:
         case "refuse":
             raise PoolShort("too full", needed_blocks=3)
         case "crash":
+            raise KeyError("secret")
+        case "abort, then crash":
+            with suppress(grpc.aio.AbortError):
+                await context.abort(grpc.StatusCode.ABORTED, "as asked")
             raise KeyError("secret")
         case "hang":
             await asyncio.sleep(60)
@@ -102,6 +108,19 @@ def test_failures_of_both_kinds_of_verbs(tmp_path: Path, how: str, code: str) ->
             assert "secret" not in view.sentence
 
     assert counted(tmp_path, call) == {("Abort", code): 1, ("Generate", code): 1}
+
+
+def test_an_error_after_the_status_is_told_to_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As when a client goes while it is told why its call fails."""
+
+    async def call(stub: Any, runner: Runner) -> None:
+        error = await failing(stub.Abort(pb.AbortRequest(request_ids=["abort, then crash"])))
+        assert error.code() is grpc.StatusCode.ABORTED
+
+    with capture_logs() as logs:
+        assert counted(tmp_path, call) == {("Abort", "ABORTED"): 1}
+    assert logs == []
+    assert caplog.records == []
 
 
 def test_success_of_both_kinds_of_verbs(tmp_path: Path) -> None:
