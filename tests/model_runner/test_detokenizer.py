@@ -164,6 +164,20 @@ def test_any_tokens_at_all_are_the_whole_decode_up_to_the_stop(
     assert stream(Detokenizer(tokenizer, stops, skip, include_stop_string=include), chunked(data, ids)) == expected
 
 
+@pytest.mark.parametrize("name", ALL)
+@given(data=st.data(), stops=STOPS)
+def test_a_copy_goes_on_by_itself(name: str, data: st.DataObject, stops: list[str]) -> None:
+    """A text and its copy, with different tokens from some place on, are what they are without a copy."""
+    tokenizer = ALL[name]
+    tokens = st.lists(st.integers(0, tokenizer.backend.get_vocab_size() - 1), max_size=12)
+    beginning, *tails = (chunked(data, data.draw(tokens)) for _ in range(3))
+    detokenizer = Detokenizer(tokenizer, stops)
+    begun = "".join(detokenizer.push(chunk).text for chunk in beginning)
+    for twin, tail in zip((detokenizer.copy(), detokenizer), tails, strict=True):
+        rest, stop = stream(twin, tail)
+        assert (begun + rest, stop) == stream(Detokenizer(tokenizer, stops), beginning + tail)
+
+
 def ids_by_byte() -> dict[int, int]:
     """The token of each byte that occurs in UTF-8."""
     characters = [*map(chr, range(0x800)), *map(chr, range(0x800, 0xD800, 0x800)), "\uffff", "\U00010000", "\U00040000"]
