@@ -24,6 +24,7 @@ from model_runner.books import (
     BooksTaken,
     KvBooks,
 )
+from model_runner.drafting import Drafter
 from model_runner.engine_types import (
     Delivery,
     EngineOptions,
@@ -92,6 +93,7 @@ class Engine:
         self._on_state = on_state
         self._observer = observer or SilentObserver()
         self._scheduler = Scheduler(self._books, options.limits)
+        self._drafter = Drafter(self._books, options.limits, options.max_sequence_tokens)
         self._generation = Generation(tokenizer, options.eos_token_ids, options.max_sequence_tokens, self._observer)
         self._state = EngineState.WAITING_FOR_BOOKS
         self._has_books = False
@@ -207,6 +209,7 @@ class Engine:
         started = time.monotonic()
         self._clock.start()
         plan = self._scheduler.schedule()
+        self._drafter.draft(plan)
         self._books.flush()
         if not plan.work:
             return False
@@ -218,22 +221,27 @@ class Engine:
             work.sequence.computed += work.num_tokens
         ready = [work.sequence for work in plan.work if not work.sequence.pending]
         outcome = self._generation.advance(ready, logits, time.monotonic()) if ready else Outcome()
-        self._settle(outcome)
+        self._settle(outcome, [sequence for sequence in ready if sequence.told_too_much])
         self._clock.lap("deliver")
         self._losses = 0
         self._observer.on_step(
             StepReport(
                 phases=self._clock.phases(),
                 prefill_tokens=plan.prefill_tokens,
-                generated_tokens=len(outcome.chunks),
+                generated_tokens=sum(len(chunk.token_ids) for chunk in outcome.chunks),
                 preemptions=plan.preemptions,
                 sequences=len(plan.work),
+                drafted_tokens=outcome.drafted_tokens,
+                accepted_tokens=outcome.accepted_tokens,
             )
         )
         return True
 
-    def _settle(self, outcome: Outcome) -> None:
-        """Tells the books of forks and ends, then delivers: who sees a last chunk finds the blocks given back."""
+    def _settle(self, outcome: Outcome, mistold: list[LiveSequence]) -> None:
+        """Tells the books of wrong guesses, forks and ends, then delivers.
+
+        Who sees a last chunk finds the blocks given back. mistold: sequences whose guesses were told, and are wrong.
+        """
         with ExitStack() as always:
             # Whatever the books answer: last of all the chunks go out, and before that the ended sequences end.
             always.callback(self._deliver, outcome.chunks)
@@ -243,6 +251,9 @@ class Engine:
             forks = [(parent, _unfinished(children)) for parent, children in outcome.forks]
             # All run from here on, so that a lost KV manager puts them back in line like everybody else.
             self._scheduler.adopt([child for _, children in forks for child in children])
+            for sequence in mistold:
+                self._books.truncate(sequence.sequence_id, sequence.computed)
+                sequence.take_back(self._options.limits.block_size)
             for parent, children in forks:
                 self._fork(parent, children)
 

@@ -26,6 +26,16 @@ class Outcome:
     chunks: list[Chunk] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     forks: list[tuple[Sequence, list[Sequence]]] = field(default_factory=list)
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def note_draft(self, sequence: Sequence, accepted: int) -> None:
+        """Counts a draft that was verified, and how many of its tokens became the sequence's."""
+        drafted = len(sequence.draft)
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted
+        sequence.live.drafted_tokens += drafted
+        sequence.live.accepted_tokens += accepted
 
 
 class Generation:
@@ -48,24 +58,30 @@ class Generation:
         return self._choice(live, 0, list(live.request.prompt_token_ids))
 
     def advance(self, ready: Seq[Sequence], logits: Tensor, now: float) -> Outcome:
-        """One more token for each of `ready`, whose next-token logits are the rows of `logits`, float32 [R, V].
+        """The next tokens of each of `ready`: one, and those before it that its draft had right.
 
-        A prompt that is complete for the first time splits into its choices here, which all draw from one row.
+        logits: float32 [R, V]; each sequence has a row for its next token, and one behind each token of its draft. A
+        prompt that is complete for the first time splits into its choices here, which all draw from one row.
         """
         outcome = Outcome()
         rows: list[int] = []
         drawing: list[Sequence] = []
-        for row, sequence in enumerate(ready):
-            family = [sequence, *self._split(sequence, outcome)]
-            drawing.extend(family)
-            rows.extend([row] * len(family))
-        if len(rows) > len(ready):
+        row = 0
+        for sequence in ready:
+            width = 1 + len(sequence.draft)
+            for each in (sequence, *self._split(sequence, outcome)):
+                rows.extend(range(row, row + width))
+                drawing.append(each)
+            row += width
+        if len(rows) > row:
             logits = logits[torch.tensor(rows, device=logits.device)]
         token_ids, positions = _draw(logits, drawing)
-        for sequence, token_id, position in zip(drawing, token_ids, positions, strict=True):
-            outcome.chunks.append(self._accept(sequence, token_id, position, now))
-            if sequence.finish_reason is not None:
-                outcome.finished.append(sequence)
+        row = 0
+        for sequence in drawing:
+            last = row + agreeing(sequence.draft, token_ids[row : row + len(sequence.draft)])
+            self._accept(sequence, token_ids[row : last + 1], positions[row : last + 1], now, outcome)
+            row += 1 + len(sequence.draft)
+            sequence.draft = ()
         return outcome
 
     def _choice(self, live: LiveRequest, index: int, token_ids: list[int]) -> Sequence:
@@ -94,27 +110,53 @@ class Generation:
             outcome.forks.append((parent, children))
         return children
 
-    def _accept(self, sequence: Sequence, token_id: int, position: PositionLogprobs | None, now: float) -> Chunk:
-        """Appends a drawn token and says what the client sees of it."""
+    def _accept(
+        self,
+        sequence: Sequence,
+        token_ids: Seq[int],
+        positions: Seq[PositionLogprobs | None],
+        now: float,
+        outcome: Outcome,
+    ) -> None:
+        """Appends drawn tokens until one ends the choice, and says what the client sees of them.
+
+        All but the last were in the draft, so that their K/V is there.
+        """
         live = sequence.live
-        sequence.token_ids.append(token_id)
-        sequence.num_outputs += 1
-        live.output_tokens += 1
-        self._note_times(sequence, now)
-        text, stop_token_id, stop_string = self._read(sequence, token_id)
+        text = ""
+        stop_token_id: int | None = None
+        stop_string: str | None = None
+        kept = 0
+        while kept < len(token_ids) and sequence.finish_reason is None:
+            self._append(sequence, token_ids[kept], now)
+            new_text, stop_token_id, stop_string = self._read(sequence, token_ids[kept])
+            text += new_text
+            kept += 1
+        accepted = min(kept, len(token_ids) - 1)
+        sequence.computed += accepted
+        outcome.note_draft(sequence, accepted)
         if sequence.finish_reason is not None:
             live.sequences.remove(sequence)
-        return Chunk(
-            request_id=live.request.request_id,
-            choice_index=sequence.choice_index,
-            token_ids=(token_id,),
-            text=text,
-            logprobs=() if position is None else (position,),
-            finish_reason=sequence.finish_reason,
-            stop_token_id=stop_token_id,
-            stop_string=stop_string,
-            usage=None if live.sequences else live.usage(now),
+            outcome.finished.append(sequence)
+        outcome.chunks.append(
+            Chunk(
+                request_id=live.request.request_id,
+                choice_index=sequence.choice_index,
+                token_ids=tuple(token_ids[:kept]),
+                text=text,
+                logprobs=tuple(position for position in positions[:kept] if position is not None),
+                finish_reason=sequence.finish_reason,
+                stop_token_id=stop_token_id,
+                stop_string=stop_string,
+                usage=None if live.sequences else live.usage(now),
+            )
         )
+
+    def _append(self, sequence: Sequence, token_id: int, now: float) -> None:
+        sequence.token_ids.append(token_id)
+        sequence.num_outputs += 1
+        sequence.live.output_tokens += 1
+        self._note_times(sequence, now)
 
     def _read(self, sequence: Sequence, token_id: int) -> tuple[str, int | None, str | None]:
         """The new text, and the token or string that ends the choice, if one does."""
@@ -150,6 +192,12 @@ class Generation:
         sequence.last_token_at = live.last_token_at = now
 
 
+def agreeing(draft: Seq[int], drawn: Seq[int]) -> int:
+    """How many tokens of a draft, from its first, are the ones drawn in their places."""
+    pairs = enumerate(zip(draft, drawn, strict=True))
+    return next((place for place, (guess, token) in pairs if guess != token), len(draft))
+
+
 def abort_chunk(sequence: Sequence, now: float) -> Chunk:
     """Ends one choice without another token; the held-back text goes out."""
     live = sequence.live
@@ -166,11 +214,16 @@ def abort_chunk(sequence: Sequence, now: float) -> Chunk:
 
 
 def _draw(logits: Tensor, drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
-    requests: list[GenerateRequest] = [sequence.live.request for sequence in drawing]
+    """A token for each row of logits, with its log-probabilities. A draft makes several rows of a sequence.
+
+    Each row is drawn as if the tokens of the draft before it had been taken: if they were not, nobody looks at it.
+    """
+    drawn = [(sequence, ahead) for sequence in drawing for ahead in range(1 + len(sequence.draft))]
+    requests: list[GenerateRequest] = [sequence.live.request for sequence, _ in drawn]
     rows = SamplingRows.of(
         [request.sampling for request in requests],
-        [sequence.seed for sequence in drawing],
-        [len(sequence.token_ids) for sequence in drawing],
+        [sequence.seed for sequence, _ in drawn],
+        [len(sequence.token_ids) + ahead for sequence, ahead in drawn],
     )
     token_ids = sample(logits, rows)
     positions = logprobs(logits, token_ids, [request.logprobs for request in requests])

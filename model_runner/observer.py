@@ -29,13 +29,16 @@ class PhaseSeconds:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One engine step. Tokens computed for prompts (recomputed ones included) and generated."""
+    """One engine step. Tokens computed for prompts (recomputed ones included) and generated; and guessed ones, which
+    are drafted, and accepted where they were what was drawn."""
 
     phases: PhaseSeconds
     prefill_tokens: int
     generated_tokens: int
     preemptions: int
     sequences: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class EngineObserver(Protocol):

@@ -9,6 +9,7 @@ from model_runner.batch import BatchEntry
 from model_runner.books import AllocationRequest, BlockGrant, SequenceUpdate
 from model_runner.constraint import Constraint
 from model_runner.detokenizer import Detokenizer
+from model_runner.prompt_lookup import PromptLookup
 from model_runner.request import FinishReason, GenerateRequest, RequestView, Usage
 
 
@@ -24,6 +25,8 @@ class LiveRequest:
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     """The choices that have not finished; until the prompt is computed only the first, which stands for all."""
     forked: bool = False
@@ -57,6 +60,8 @@ class LiveRequest:
             queue_seconds=admitted - self.arrived_at,
             prefill_seconds=max(0.0, first - admitted),
             decode_seconds=max(0.0, last - first),
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
         )
 
 
@@ -90,6 +95,10 @@ class Sequence:
     admitted_before: bool = False
     num_outputs: int = 0
     last_token_at: float = 0.0
+    lookup: PromptLookup | None = None
+    """What its tokens are looked up in, once it was to be guessed how it goes on."""
+    draft: tuple[int, ...] = ()
+    """Tokens that the step at hand computes behind the known ones, for they may be the next."""
     finish_reason: FinishReason | None = None
 
     @property
@@ -97,14 +106,22 @@ class Sequence:
         """Tokens that must be computed before the next one can be sampled."""
         return len(self.token_ids) - self.computed
 
+    def room(self, block_size: int) -> int:
+        """Tokens that fit into the block table beside the known ones."""
+        return len(self.block_table) * block_size - len(self.token_ids)
+
     def entry(self, num_tokens: int) -> BatchEntry:
-        """The next `num_tokens` tokens as the executor computes them; the last of them is followed by a draw."""
+        """The next `num_tokens` tokens as the executor computes them; the last of them is followed by a draw.
+
+        So is each token of the draft, which comes behind them.
+        """
         first = self.computed
+        ends = num_tokens == self.pending
         return BatchEntry(
-            token_ids=self.token_ids[first : first + num_tokens],
+            token_ids=[*self.token_ids[first : first + num_tokens], *self.draft],
             first_position=first,
             block_table=self.block_table,
-            num_logits=int(num_tokens == self.pending),
+            num_logits=1 + len(self.draft) if ends else 0,
         )
 
     def allocation(self, headroom_blocks: int, promised_tokens: int) -> AllocationRequest:
@@ -142,6 +159,25 @@ class Sequence:
         self.committed = self.computed
         self.must_ask = False
 
+    def draft_update(self) -> SequenceUpdate:
+        """What the books don't know yet, and the draft."""
+        return SequenceUpdate(self.sequence_id, [*self.token_ids[self.told :], *self.draft], self.computed)
+
+    def apply_draft(self, grant: BlockGrant | None) -> None:
+        """Takes over what the books answered to draft_update()."""
+        self.apply(grant)
+        self.told += len(self.draft)
+
+    @property
+    def told_too_much(self) -> bool:
+        """Whether the books know guesses that were wrong. To be asked only once all known tokens are computed."""
+        return self.told > self.computed
+
+    def take_back(self, block_size: int) -> None:
+        """The books have been told to forget wrong guesses, and with them the blocks that only they needed."""
+        self.told = self.computed
+        del self.block_table[-(-self.computed // block_size) :]
+
     def commit(self) -> SequenceUpdate:
         """Tells the books what is computed, and no token beyond it."""
         update = SequenceUpdate(self.sequence_id, self.token_ids[self.told : self.computed], self.computed)
@@ -173,3 +209,4 @@ class Sequence:
         self.shared_blocks = 0
         self.computed = self.committed = self.told = 0
         self.must_ask = False
+        self.draft = ()

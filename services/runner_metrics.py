@@ -46,6 +46,8 @@ class RunnerMetrics:
             registry, "prefill_tokens", "Prompt tokens computed, those computed again after a preemption included."
         )
         self._preemptions = _counter(registry, "preemptions", "Requests that gave up their blocks to be computed anew.")
+        self._drafted = _counter(registry, "draft_tokens", "Tokens that were guessed and verified.")
+        self._accepted = _counter(registry, "accepted_draft_tokens", "Guessed tokens that came to be in an answer.")
         finished = _counter(registry, "requests_finished", "Requests that ended, by reason.", "reason")
         self._finished = {reason: finished.labels(reason) for reason in REASONS}
         self._first_token = _histogram(
@@ -76,6 +78,8 @@ class RunnerMetrics:
         self._prefilled.inc(report.prefill_tokens)
         self._generated.inc(report.generated_tokens)
         self._preemptions.inc(report.preemptions)
+        self._drafted.inc(report.drafted_tokens)
+        self._accepted.inc(report.accepted_tokens)
 
     def on_first_token(self, seconds: float) -> None:
         """Observes the time to a request's first token."""

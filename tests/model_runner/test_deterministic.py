@@ -150,6 +150,19 @@ def test_with_a_cached_prefix(
         assert harness.last("second").usage.cached_tokens == 48
 
 
+def test_with_guesses(loaded: LoadedModel, prompts: list[list[int]], sampling: SamplingParams, alone: Answer) -> None:
+    """Alone, where all guesses may be right, for the prompt repeats itself; and beside one that guesses wrongly too."""
+    with engine(loaded, speculative_tokens=6) as harness:
+        ask(harness, "first", prompts[0], sampling)
+        assert answer_of(harness, "first") == alone
+        ask(harness, "other", prompts[-1], sampling, tokens=40)
+        ask(harness, "second", prompts[0], sampling)
+        assert answer_of(harness, "second") == alone
+        usages = [harness.last(name).usage for name in ("first", "other", "second")]
+        accepted, drafted = sum(each.accepted_tokens for each in usages), sum(each.drafted_tokens for each in usages)
+        assert 0 < accepted < drafted
+
+
 def test_after_a_preemption(
     loaded: LoadedModel, prompts: list[list[int]], sampling: SamplingParams, alone: Answer
 ) -> None:

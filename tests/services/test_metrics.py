@@ -146,6 +146,8 @@ def test_the_runner_counts_what_its_engine_tells() -> None:
         generated_tokens=3,
         preemptions=1,
         sequences=4,
+        drafted_tokens=8,
+        accepted_tokens=2,
     )
     observer.on_step(report)
     observer.on_step(report)
@@ -170,6 +172,8 @@ def test_the_runner_counts_what_its_engine_tells() -> None:
         name("generation_tokens_total"): 6,
         name("prefill_tokens_total"): 200,
         name("preemptions_total"): 2,
+        name("draft_tokens_total"): 16,
+        name("accepted_draft_tokens_total"): 4,
     }
     finished = {dict(key[1])["reason"]: value for key, value in found.items() if "finished_total" in key[0]}
     assert finished == {"stop": 0, "length": 1, "abort": 0, "error": 1}
