@@ -17,7 +17,8 @@ class HeldSequence:
 
     K/V of the first `computed_tokens` tokens is in the blocks; `cached_tokens` of them were found when it began.
     prompt_tokens: tokens, from the first, whose full blocks its retention pins when it ends. promised_tokens: tokens
-    behind the computed ones that its next step is certain to compute.
+    behind the computed ones that its next step is certain to compute. skips_cache_write: what it computes is never
+    found; what it found itself is.
     """
 
     sequence_id: str
@@ -29,6 +30,7 @@ class HeldSequence:
     retention: Retention = NO_RETENTION
     prompt_tokens: int = 0
     promised_tokens: int = 0
+    skips_cache_write: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def check_holdings(spec: PoolSpec, holdings: Holdings) -> None:
 def _check_sequence(spec: PoolSpec, sequence: HeldSequence) -> None:
     check_id("a sequence id", sequence.sequence_id)
     check_scope(sequence.scope)
-    check_retention(sequence.retention)
+    check_retention(sequence.retention, sequence.skips_cache_write)
     _check_blocks(spec, sequence.block_ids, f"the block table of sequence {sequence.sequence_id!r}")
     known, room = len(sequence.token_ids), len(sequence.block_ids) * spec.block_size
     computed, cached, prompt = sequence.computed_tokens, sequence.cached_tokens, sequence.prompt_tokens

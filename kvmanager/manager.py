@@ -90,14 +90,19 @@ class KvManager:
             )
         return known.pool
 
+    def speaks_for(self, pool_id: str, epoch: int) -> bool:
+        """Whether a session of that epoch has the pool: it is the pool's last opening, and has not ended."""
+        known = self._open.get(pool_id)
+        return known is not None and known.epoch == epoch and not known.over
+
     def end_session(self, pool_id: str, epoch: int) -> int:
         """Ends the sequences of a session, and its epoch; the cached blocks stay until the next opening.
 
         Returns how many sequences it ended: none when another opening has followed, or the pool is closed.
         """
-        known = self._open.get(pool_id)
-        if known is None or known.epoch != epoch or known.over:
+        if not self.speaks_for(pool_id, epoch):
             return 0
+        known = self._open[pool_id]
         self._open[pool_id] = _Open(epoch, known.runner_id, known.pool, over=True)
         known.pool.stop_listening()
         return known.pool.end_runner(epoch)
@@ -130,6 +135,10 @@ class KvManager:
     def epoch(self, pool_id: str) -> int:
         """The number of the pool's opening. Raises UnknownPool."""
         return self._known(pool_id).epoch
+
+    def knows(self, pool_id: str) -> bool:
+        """Whether a pool of that id is open."""
+        return pool_id in self._open
 
     def pools(self) -> list[tuple[str, RunnerPool]]:
         """The open pools by id."""

@@ -50,6 +50,7 @@ class Pool(Promises):
         headroom_blocks: int = 0,
         lookahead_tokens: int = 0,
         skip_cache_read: bool = False,
+        skip_cache_write: bool = False,
         resumed: bool = False,
         promised_tokens: int = 0,
         caller: int = 0,
@@ -57,8 +58,9 @@ class Pool(Promises):
         """Looks up the cached prefix and allocates blocks for all of `token_ids`, and for `lookahead_tokens` more.
 
         spans: what stands behind tokens that stand for an image or the like. headroom_blocks must be left over
-        afterwards. skip_cache_read hits nothing. resumed: the sequence was here before and was preempted, so its
-        lookup does not count in the totals. promised_tokens: of the tokens that are not cached, so many or all will be
+        afterwards. skip_cache_read hits nothing. skip_cache_write: nothing that it computes can ever be found, so that
+        there is nothing to retain either. resumed: the sequence was here before and was preempted, so its lookup does
+        not count in the totals. promised_tokens: of the tokens that are not cached, so many or all will be
         computed in the next step, so that their full blocks can be found at once. Raises SequenceExists, NeverFits,
         PinsExhausted, PoolShort.
         """
@@ -66,7 +68,7 @@ class Pool(Promises):
         check_amounts(
             headroom_blocks=headroom_blocks, lookahead_tokens=lookahead_tokens, promised_tokens=promised_tokens
         )
-        check_retention(retention)
+        check_retention(retention, skip_cache_write)
         chain = self._chain(token_ids, scope, spans)
         num_tokens = len(chain.token_ids)
         num_blocks = self._blocks_for(num_tokens + lookahead_tokens)
@@ -85,7 +87,9 @@ class Pool(Promises):
         blocks = hits + self.block_pool.take(num_blocks - len(hits), tenant)
         cached = len(hits) * self.spec.block_size + partial_tokens
         copies = self._copy_partial(partial_block, partial_tokens, blocks[len(hits)])
-        sequence = Sequence(sequence_id, caller, chain, blocks, cached, tenant, retention, self._publishable)
+        publishable = len(hits) if skip_cache_write else self._publishable
+        sequence = Sequence(sequence_id, caller, chain, blocks, cached, tenant, retention, publishable)
+        sequence.skips_cache_write = skip_cache_write
         sequence.pinned_blocks = pinned_blocks
         self.promised_pins += pinned_blocks
         self.live[sequence_id] = sequence
@@ -158,8 +162,7 @@ class Pool(Promises):
         sequence.computed = min(sequence.computed, num_tokens)
         sequence.cached = min(sequence.cached, num_tokens)
         self._limit_pins(sequence, num_tokens // self.spec.block_size)
-        if num_tokens // self.spec.block_size <= sequence.publishable:
-            sequence.publishable = self._publishable
+        self._limit_publishing(sequence, num_tokens // self.spec.block_size)
         del sequence.blocks[kept:]
         self.table_entries -= len(dropped)
         self.block_pool.release(dropped[::-1])
@@ -335,6 +338,13 @@ class Pool(Promises):
         if sequence.pinned_blocks > full_blocks:
             self.promised_pins -= sequence.pinned_blocks - full_blocks
             sequence.pinned_blocks = full_blocks
+
+    def _limit_publishing(self, sequence: Sequence, kept_blocks: int) -> None:
+        """What follows the first `kept_blocks` full blocks is written anew: under new names, or under none."""
+        if sequence.skips_cache_write:
+            sequence.publishable = min(sequence.publishable, kept_blocks)
+        elif kept_blocks <= sequence.publishable:
+            sequence.publishable = self._publishable
 
     def _check_quota_size(self, blocks: int) -> None:
         if not 0 <= blocks <= self.spec.usable_blocks:

@@ -169,7 +169,9 @@ class RestorablePool(Pool):
         pool.take(len(held.block_ids) - len(shared), tenant)
         pool.share(shared)
         blocks = list(held.block_ids)
-        sequence = Sequence(held.sequence_id, caller, chain, blocks, 0, tenant, held.retention, self._publishable)
+        publishable = held.cached_tokens // self.spec.block_size if held.skips_cache_write else self._publishable
+        sequence = Sequence(held.sequence_id, caller, chain, blocks, 0, tenant, held.retention, publishable)
+        sequence.skips_cache_write = held.skips_cache_write
         sequence.pinned_blocks = self._pins_of(held)
         self.promised_pins += sequence.pinned_blocks
         self.live[held.sequence_id] = sequence

@@ -11,7 +11,8 @@ class Sequence:
     """`blocks` is the block table; K/V of the first `computed` tokens is in the cache.
 
     owner: the epoch of the runner that writes the blocks; 0 when it was made by hand. publishable: the index of the
-    first block that can never be published, because its name means something else already; usually far away.
+    first block that can never be published, because its name means something else already; usually far away. Of one
+    that skips_cache_write, it is the first that was not found in the cache.
     pinned_blocks: full blocks of the prompt that `retention` will pin. promised_blocks: blocks at the beginning of the
     table that can be found although some of them are not computed; 0 when all are.
     """
@@ -27,6 +28,7 @@ class Sequence:
         "publishable",
         "retention",
         "sequence_id",
+        "skips_cache_write",
         "tenant",
     )
 
@@ -50,6 +52,7 @@ class Sequence:
         self.tenant = tenant
         self.retention = retention
         self.publishable = publishable
+        self.skips_cache_write = False
         self.pinned_blocks = 0
         self.promised_blocks = 0
 
@@ -73,6 +76,7 @@ class Sequence:
             self.publishable,
         )
         child.computed = self.computed
+        child.skips_cache_write = self.skips_cache_write
         return child
 
     def view(self) -> SequenceView:

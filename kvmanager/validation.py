@@ -96,8 +96,8 @@ def check_spans(spans: Sequence[ContentSpan], num_tokens: int) -> None:
         end = span.offset + span.length
 
 
-def check_retention(retention: Retention) -> None:
-    """Refuses a priority or a pin out of range."""
+def check_retention(retention: Retention, skips_cache_write: bool = False) -> None:
+    """Refuses a priority or a pin out of range, and either for who caches nothing."""
     if not 0 <= retention.priority <= MAX_PRIORITY:
         raise InvalidArgument(
             f"a priority is 0 to {MAX_PRIORITY}, not {retention.priority}",
@@ -109,6 +109,13 @@ def check_retention(retention: Retention) -> None:
             f"a pin lasts 0 to {MAX_PIN_SECONDS:.0f} seconds, not {retention.pin_seconds}",
             pin_seconds=retention.pin_seconds,
             maximum=MAX_PIN_SECONDS,
+        )
+    if skips_cache_write and (retention.priority or retention.pin_seconds):
+        raise InvalidArgument(
+            f"a sequence that caches nothing has nothing to keep: neither by priority {retention.priority} nor by a "
+            f"pin of {retention.pin_seconds} seconds",
+            priority=retention.priority,
+            pin_seconds=retention.pin_seconds,
         )
 
 

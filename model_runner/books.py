@@ -105,6 +105,7 @@ class AllocationRequest:
 
     resumed: it was here before, so the lookup is not counted again. promised_tokens: of the tokens that are not cached,
     the next step computes this many, or all; their full blocks can be hit at once, and an append or a free must follow.
+    skip_cache_write: nothing that it computes can be hit; it has no retention.
     """
 
     sequence_id: str
@@ -115,6 +116,7 @@ class AllocationRequest:
     resumed: bool = False
     promised_tokens: int = 0
     retention: Retention = NO_RETENTION
+    skip_cache_write: bool = False
 
 
 BOOKS_TROUBLE = (BooksUnreachable, BooksLost, BooksTaken, BooksRefused)

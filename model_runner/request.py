@@ -13,6 +13,7 @@ MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_SALT_BYTES = 128
 MAX_REQUEST_ID_BYTES = 128
+MAX_TENANT_BYTES = 128
 MAX_PRIORITY = 100
 """Of what a request caches."""
 MAX_QUEUE_PRIORITY = 100
@@ -122,7 +123,8 @@ NO_RETENTION = Retention()
 class GenerateRequest:
     """A prompt and how to go on from it. logprobs None: none; else so many top candidates beside the chosen token.
 
-    queue_priority: requests of a lower one run earlier, where the runner schedules by priority.
+    queue_priority: requests of a lower one run earlier, where the runner schedules by priority. skip_cache_read: finds
+    nothing in the prefix cache; skip_cache_write: leaves nothing there. tenant: whom it is counted for.
     """
 
     request_id: str
@@ -197,3 +199,4 @@ class RequestView:
     output_tokens: int
     age_seconds: float
     sequence_ids: tuple[str, ...]
+    tenant: str = ""

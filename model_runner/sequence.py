@@ -46,6 +46,7 @@ class LiveRequest:
             output_tokens=self.output_tokens,
             age_seconds=now - self.arrived_at,
             sequence_ids=tuple(holding),
+            tenant=self.request.tenant,
         )
 
     def usage(self, now: float) -> Usage:
@@ -140,6 +141,7 @@ class Sequence:
             resumed=self.admitted_before,
             promised_tokens=promised_tokens,
             retention=retention,
+            skip_cache_write=request.skip_cache_write,
         )
 
     def needs_books(self, block_size: int) -> bool:

@@ -17,6 +17,8 @@ from model_runner.request import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     MAX_TEMPERATURE,
+    MAX_TENANT_BYTES,
+    NO_RETENTION,
     GenerateRequest,
     SamplingParams,
     StopConditions,
@@ -71,8 +73,9 @@ def validate(request: GenerateRequest, limits: Limits) -> None:
     if request.logprobs is not None:
         _check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     _check_bytes("cache_salt", request.cache_salt, MAX_SALT_BYTES)
-    _check_range("priority", request.retention.priority, 0, MAX_PRIORITY)
-    _check_range("pin_seconds", request.retention.pin_seconds, 0, MAX_PIN_SECONDS, hint=" (a week)")
+    _check_retention(request)
+    _check_bytes("tenant", request.tenant, MAX_TENANT_BYTES)
+    _check_printable("tenant", request.tenant)
     _check_range("queue_priority", request.queue_priority, -MAX_QUEUE_PRIORITY, MAX_QUEUE_PRIORITY)
 
 
@@ -81,12 +84,18 @@ def _check_request_id(request_id: str) -> None:
         raise InvalidRequest("request_id", "request_id is empty; give the request a name of 1 byte or more.")
     _check_bytes("request_id", request_id, MAX_REQUEST_ID_BYTES)
     # The books refuse such ids too, since they show them to people.
-    odd = next((index for index, character in enumerate(request_id) if not character.isprintable()), None)
-    if odd is not None:
+    _check_printable("request_id", request_id)
+
+
+def _check_retention(request: GenerateRequest) -> None:
+    retention = request.retention
+    _check_range("priority", retention.priority, 0, MAX_PRIORITY)
+    _check_range("pin_seconds", retention.pin_seconds, 0, MAX_PIN_SECONDS, hint=" (a week)")
+    if request.skip_cache_write and retention != NO_RETENTION:
         raise InvalidRequest(
-            "request_id",
-            f"request_id has U+{ord(request_id[odd]):04X} at index {odd}, which cannot be printed; "
-            "use printable characters only.",
+            "skip_cache_write",
+            f"skip_cache_write leaves nothing in the cache that priority {retention.priority} or a pin of "
+            f"{retention.pin_seconds:g} seconds could keep; leave one or the other out.",
         )
 
 
@@ -164,6 +173,16 @@ def _check_range(field: str, value: float, least: float, most: float, hint: str 
 def _check_count(field: str, count: int, most: int) -> None:
     if count > most:
         raise InvalidRequest(field, f"{field} has {count} entries; the most is {most}.")
+
+
+def _check_printable(field: str, text: str) -> None:
+    odd = next((index for index, character in enumerate(text) if not character.isprintable()), None)
+    if odd is not None:
+        raise InvalidRequest(
+            field,
+            f"{field} has U+{ord(text[odd]):04X} at index {odd}, which cannot be printed; "
+            "use printable characters only.",
+        )
 
 
 def _check_bytes(field: str, text: str, most: int) -> None:

@@ -37,7 +37,12 @@ class SchedulingPolicy(Enum):
 
 
 def prefix_keys(sequence: Sequence, block_size: int) -> tuple[int, ...]:
-    """One number for each compared prefix that the prompt has in full; equal for equal prefixes under one salt."""
+    """One number for each compared prefix that the prompt has in full; equal for equal prefixes under one salt.
+
+    None for a request that leaves nothing in the cache: nobody shares its blocks.
+    """
+    if sequence.live.request.skip_cache_write:
+        return ()
     tokens, salt = sequence.token_ids, sequence.live.request.cache_salt
     ends = [blocks * block_size for blocks in _COMPARED_BLOCKS if blocks * block_size <= len(tokens)]
     return tuple(hash((salt, *tokens[:end])) for end in ends)

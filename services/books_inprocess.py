@@ -64,6 +64,7 @@ class InProcessBooks:
                 retention=Retention(request.retention.priority, request.retention.pin_seconds),
                 headroom_blocks=request.headroom_blocks,
                 skip_cache_read=request.skip_cache_read,
+                skip_cache_write=request.skip_cache_write,
                 resumed=request.resumed,
                 promised_tokens=request.promised_tokens,
                 caller=self._epoch,

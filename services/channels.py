@@ -9,12 +9,14 @@ import grpc
 
 from services.errors import StartupError
 
-# A server that comes back is found within a second; without this, gRPC waits up to two minutes.
+# A server that comes back is found within a second; without this, gRPC waits up to two minutes. One that is too busy to
+# greet is waited for like one that does not answer a ping: min_reconnect_backoff is how long an attempt to connect may
+# take, and calls fail with it.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),

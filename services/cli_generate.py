@@ -76,6 +76,15 @@ def generate(
             "line: prefer OCTAVO_SALT.",
         ),
     ] = "",
+    skip_cache_read: Annotated[
+        bool, typer.Option("--skip-cache-read", help="Compute the whole prompt, whatever is cached of it.")
+    ] = False,
+    skip_cache_write: Annotated[
+        bool, typer.Option("--skip-cache-write", help="Leave nothing of prompt and answer in the cache.")
+    ] = False,
+    tenant: Annotated[
+        str, typer.Option("--tenant", help="Whom the request is counted for in metrics and in `octavo requests`.")
+    ] = "",
     priority: Annotated[
         int,
         typer.Option("--priority", help="Keep what is cached before that of lower priorities; 0 to 100."),
@@ -114,6 +123,9 @@ def generate(
         logprobs=logprobs,
         request_id=request_id,
         cache_salt=cache_salt,
+        skip_cache_read=skip_cache_read,
+        skip_cache_write=skip_cache_write,
+        tenant=tenant,
         priority=priority,
         pin_seconds=pin_seconds,
         queue_priority=queue_priority,
@@ -156,14 +168,16 @@ def requests(
             "output_tokens": each.output_tokens,
             "age_seconds": round(each.age.ToTimedelta().total_seconds(), 3),
             "sequence_ids": list(each.sequence_ids),
+            "tenant": each.tenant,
         }
         if json:
             print_json(facts)
         else:
             ids = " ".join(each.sequence_ids) or "-"
+            whose = f" of {each.tenant}" if each.tenant else ""
             typer.echo(
-                f"{each.request_id}  {state}, {each.prompt_tokens} prompt tokens, {each.output_tokens} generated, "
-                f"{facts['age_seconds']:.1f} s old, sequences: {ids}"
+                f"{each.request_id}{whose}  {state}, {each.prompt_tokens} prompt tokens, "
+                f"{each.output_tokens} generated, {facts['age_seconds']:.1f} s old, sequences: {ids}"
             )
     if not live and not json:
         typer.echo("No request is live.")

@@ -24,10 +24,14 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._statuses = dict(statuses)
         self._changed = asyncio.Condition()
 
-    async def set(self, names: Iterable[str], status: int) -> None:
-        """Gives the names a status and tells the watches."""
+    async def set(self, names: Iterable[str], status: int | None) -> None:
+        """Gives the names a status and tells the watches; None makes them unknown."""
         async with self._changed:
-            self._statuses.update(dict.fromkeys(names, status))
+            for name in names:
+                if status is None:
+                    self._statuses.pop(name, None)
+                else:
+                    self._statuses[name] = status
             self._changed.notify_all()
 
     async def Check(
@@ -60,7 +64,10 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
 
 class Health:
-    """grpc.health.v1 of a process: '' and the service names tell readiness, 'liveness' that the process lives."""
+    """grpc.health.v1 of a process: '' and the service names tell readiness, 'liveness' that the process lives.
+
+    Other names tell of what the process knows of others; its own readiness does not depend on them.
+    """
 
     def __init__(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
         self._readiness = ("", *service_names)
@@ -71,6 +78,11 @@ class Health:
         """Tells whether the process can do its work; once it is stopping, it never can again."""
         if not self._servicer.ended:
             await self._servicer.set(self._readiness, SERVING if ready else NOT_SERVING)
+
+    async def tell(self, name: str, well: bool | None) -> None:
+        """Tells of something else, whether all is well with it; None when there is no such thing any more."""
+        status = None if well is None else SERVING if well else NOT_SERVING
+        await self._servicer.set([name], status)
 
     async def stop(self) -> None:
         """Tells that the process takes no more work, and ends the watches after they were told."""

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from kvmanager.manager import KvManager
 from kvmanager.types import Occupancy, PoolSpec, Totals
+from services.presence import PoolSession, Presence
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class PoolReading:
     imbalance: int
     index_names: int
     last_event: int
+    session: PoolSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ _GAUGES = (
     _Series("stored_tokens", "Tokens in held blocks, each block counted once.", lambda r: r.occupancy.stored_tokens),
     _Series("reserved_tokens", "Tokens that held blocks have room for.", lambda r: r.occupancy.reserved_tokens),
     _Series("sequences", "Live sequences.", lambda r: r.occupancy.sequences),
+    _Series("session_silent_seconds", "Seconds since its runner was heard.", lambda r: r.session.silent_seconds),
     _Series("books_imbalance", "Blocks that the sum check cannot account for; must be 0.", lambda r: r.imbalance),
 )
 
@@ -90,6 +93,7 @@ class BooksCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         readings = self._read()
         yield _blocks(readings)
+        yield _sessions(readings)
         yield _pool_info(readings)
         for series in _GAUGES:
             yield _filled(GaugeMetricFamily(f"octavo_kv_{series.name}", series.help, labels=["pool"]), series, readings)
@@ -98,8 +102,8 @@ class BooksCollector(Collector):
             yield _filled(counter, series, readings)
 
 
-def pool_readings(manager: KvManager) -> list[PoolReading]:
-    """The open pools as they are now; call it where the verbs run."""
+def pool_readings(manager: KvManager, session_of: Callable[[str], PoolSession]) -> list[PoolReading]:
+    """The open pools, each with its session, as they are now; call it where the verbs run."""
     return [
         PoolReading(
             pool_id=pool_id,
@@ -110,6 +114,7 @@ def pool_readings(manager: KvManager) -> list[PoolReading]:
             imbalance=pool.imbalance(),
             index_names=len(pool.block_pool.index),
             last_event=pool.events.last_number,
+            session=session_of(pool_id),
         )
         for pool_id, pool in manager.pools()
     ]
@@ -127,6 +132,15 @@ def _blocks(readings: Sequence[PoolReading]) -> Metric:
     for reading in readings:
         for state, count in _STATES:
             family.add_metric([reading.pool_id, state], count(reading.occupancy))
+    return family
+
+
+def _sessions(readings: Sequence[PoolReading]) -> Metric:
+    text = "1 for the state that a pool's session with its runner is in."
+    family = GaugeMetricFamily("octavo_kv_pool_session", text, labels=["pool", "state"])
+    for reading in readings:
+        for presence in Presence:
+            family.add_metric([reading.pool_id, presence.value], presence is reading.session.presence)
     return family
 
 

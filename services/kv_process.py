@@ -17,9 +17,11 @@ from services.config import KvManagerSettings
 from services.endpoint import Endpoint, ServiceKind, open_endpoint
 from services.errors import KV_DOMAIN, kv_failure
 from services.grpc_server import KV_MAX_RECEIVE_BYTES
+from services.health import Health
 from services.kv_metrics import BooksCollector, pool_readings
 from services.kv_service import KV_SERVICE_NAME, KvManagerServicer
 from services.metrics import new_registry, octavo_version, on_loop
+from services.presence import HEALTH_PREFIX, Presence
 from services.session_metrics import SessionCollector, step_histogram
 from services.session_streams import SessionStreams
 from services.signals import stop_signal
@@ -54,15 +56,31 @@ async def start_kv_manager(settings: KvManagerSettings) -> RunningKvManager:
     # Seconds since 1970: a later process starts with a higher epoch than any that an earlier one gave out.
     manager = KvManager(uuid.uuid4().hex, epoch_base=int(time.time()), clock=time.monotonic)
     registry = new_registry("kv-manager")
-    read = on_loop(asyncio.get_running_loop(), lambda: pool_readings(manager))
-    registry.register(BooksCollector(read))
     sessions = SessionStreams(manager, settings.session_silence_seconds, step_histogram(registry).observe)
+    read = on_loop(asyncio.get_running_loop(), lambda: pool_readings(manager, sessions.session_of))
+    registry.register(BooksCollector(read))
     registry.register(SessionCollector(sessions))
     servicer = KvManagerServicer(manager, sessions)
     add_servicer = partial(kv_manager_pb2_grpc.add_KvManagerServiceServicer_to_server, servicer)
     endpoint = await open_endpoint(KIND, settings, registry, add_servicer)
+    sessions.listen(_SessionHealth(endpoint.health).tell)
     await endpoint.health.set_ready(True)
     return RunningKvManager(manager, sessions, endpoint)
+
+
+class _SessionHealth:
+    """Gives each pool's session a health status of its own: SERVING while it is connected."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def tell(self, pool_id: str, presence: Presence | None) -> None:
+        """Takes news of a session; None when the pool is gone, and the name goes with it."""
+        well = None if presence is None else presence is Presence.CONNECTED
+        task = asyncio.create_task(self._health.tell(HEALTH_PREFIX + pool_id, well))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
 
 async def serve_kv_manager(

@@ -58,6 +58,7 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
             headroom_blocks=request.headroom_blocks,
             lookahead_tokens=request.lookahead_tokens,
             skip_cache_read=request.skip_cache_read,
+            skip_cache_write=request.skip_cache_write,
             resumed=request.resumed,
             promised_tokens=request.promised_tokens,
             caller=request.epoch,

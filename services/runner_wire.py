@@ -147,6 +147,7 @@ def write_view(view: RequestView) -> pb.RequestInfo:
         output_tokens=view.output_tokens,
         age=_write_seconds(view.age_seconds),
         sequence_ids=view.sequence_ids,
+        tenant=view.tenant,
     )
 
 

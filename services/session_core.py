@@ -111,6 +111,16 @@ class SessionCore:
             field="message",
         )
 
+    @property
+    def restores(self) -> bool:
+        """Whether the runner's report is not complete yet."""
+        return self._restore is not None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether this session speaks for its pool."""
+        return self._manager.speaks_for(self.pool_id, self.epoch)
+
     def check_alive(self) -> None:
         """Raises what has ended the session from elsewhere: SessionTaken, UnknownPool."""
         self._manager.session_pool(self.pool_id, self.epoch)

@@ -124,6 +124,7 @@ class SessionOrders:
                 retention=wire.retention_from_wire(order.retention),
                 headroom_blocks=order.headroom_blocks,
                 skip_cache_read=order.skip_cache_read,
+                skip_cache_write=order.skip_cache_write,
                 resumed=order.resumed,
                 promised_tokens=order.promised_tokens,
                 caller=self._epoch,

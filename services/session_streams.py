@@ -15,6 +15,7 @@ from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from kvmanager.errors import InvalidArgument, KvError, KvManagerStopping, SessionSilent, SessionTaken, UnknownPool
 from kvmanager.manager import KvManager
+from services.presence import LAPSING_SHARE, NO_SESSION, PoolSession, Presence
 from services.session_core import SessionCore, SessionCounts
 
 SILENCE_SECONDS: Final = 10.0
@@ -57,17 +58,33 @@ class SessionStreams:
         self._observe = observe
         self._streams: set[_Stream] = set()
         self._stopping = False
+        self._told: dict[str, Presence] = {}
+        self._listener: Callable[[str, Presence | None], None] | None = None
         manager.on_epoch_over = self._end_those_of
 
     def __len__(self) -> int:
         """Sessions that are open; any thread may ask."""
         return self.counts.opened - sum(self.ended.values())
 
+    def session_of(self, pool_id: str) -> PoolSession:
+        """How the session of an open pool is now."""
+        for stream in self._streams:
+            if stream.core.pool_id == pool_id and stream.is_alive:
+                return stream.state()
+        return NO_SESSION
+
+    def listen(self, listener: Callable[[str, Presence | None], None]) -> None:
+        """Lets one listener know of each pool's session, now and at each change; None: the pool is gone."""
+        self._listener = listener
+        for pool_id, presence in self._told.items():
+            listener(pool_id, presence)
+
     async def serve(self, requests: AsyncIterator[object]) -> AsyncIterator[pb.SessionResponse]:
         """Answers one runner until its stream ends. Raises why it has to end before."""
         if self._stopping:
             raise KvManagerStopping("the KV manager is stopping; open the session again at the one that follows")
-        stream = _Stream(SessionCore(self._manager, self.counts, self._silence_seconds), self._silence_seconds)
+        core = SessionCore(self._manager, self.counts, self._silence_seconds)
+        stream = _Stream(core, self._silence_seconds, self._tell)
         self._streams.add(stream)
         pump = asyncio.create_task(stream.pump(requests))
         pump.add_done_callback(stream.pump_ended)
@@ -94,7 +111,11 @@ class SessionStreams:
     def _receive(self, core: SessionCore, request: object) -> list[pb.SessionResponse]:
         if not isinstance(request, pb.SessionRequest):
             raise InvalidArgument("a message of the session is not well-formed", field="message")
-        if self._observe is None or not request.HasField("step"):
+        if not request.HasField("step"):
+            answers = core.receive(request)
+            self._tell(core.pool_id)
+            return answers
+        if self._observe is None:
             return core.receive(request)
         loop = asyncio.get_running_loop()
         start = loop.time()
@@ -107,6 +128,7 @@ class SessionStreams:
             return
         self.ended[cause] += 1
         core.end()
+        self._tell(core.pool_id)
         structlog.get_logger().info(
             "session ended",
             pool=core.pool_id,
@@ -120,25 +142,48 @@ class SessionStreams:
         for stream in self._streams:
             if stream.core.epoch and stream.core.pool_id == pool_id:
                 stream.check_alive()
+        self._tell(pool_id)
+
+    def _tell(self, pool_id: str) -> None:
+        """Tells whoever listens of a pool's session, if there is news."""
+        known = self._manager.knows(pool_id)
+        presence = self.session_of(pool_id).presence if known else None
+        if presence is self._told.get(pool_id):
+            return
+        if presence is None:
+            del self._told[pool_id]
+        else:
+            self._told[pool_id] = presence
+        if self._listener is not None:
+            self._listener(pool_id, presence)
 
 
 class _Stream:
-    """One runner's stream: its session, its inbox, when it was heard last, and why it has to end, if it has to."""
+    """One runner's stream: its session, its inbox, when it was heard last, and why it has to end, if it has to.
 
-    def __init__(self, core: SessionCore, silence_seconds: float) -> None:
+    tell: called with the pool's id when a silence has become long, and when it is over.
+    """
+
+    def __init__(self, core: SessionCore, silence_seconds: float, tell: Callable[[str], None]) -> None:
         self.core = core
         self._silence_seconds = silence_seconds
+        self._lapsing_seconds = LAPSING_SHARE * silence_seconds
+        self._tell = tell
+        self._lapsing = False
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX_MESSAGES)
         self._all_said = False
         self._failure: KvError | None = None
         self._loop = asyncio.get_running_loop()
         self._heard = self._loop.time()
-        self._timer = self._watch(self._heard + silence_seconds)
+        """When the runner was heard last, or this process was found to have been unable to hear it."""
+        self._timer = self._watch(self._heard + self._lapsing_seconds)
 
     async def pump(self, requests: AsyncIterator[object]) -> None:
         """Moves messages into the inbox, as long as there is room."""
         async for request in requests:
             self._heard = self._loop.time()
+            if self._lapsing:
+                self._lapse(False)
             await self._inbox.put(request)
 
     def pump_ended(self, pump: asyncio.Task[None]) -> None:
@@ -162,6 +207,18 @@ class _Stream:
         self._failure = self._failure or failure
         self._wake()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the session is the one that speaks for its pool."""
+        return self.core.epoch > 0 and self.core.is_alive
+
+    def state(self) -> PoolSession:
+        """How the session is, as long as it is alive."""
+        silent = max(0.0, self._loop.time() - self._heard)
+        if self._lapsing:
+            return PoolSession(Presence.LAPSING, silent)
+        return PoolSession(Presence.RESTORING if self.core.restores else Presence.CONNECTED, silent)
+
     def check_alive(self) -> None:
         """Fails the stream if its session was ended from elsewhere."""
         try:
@@ -182,12 +239,24 @@ class _Stream:
         return self._loop.call_at(due, self._look, due)
 
     def _look(self, due: float) -> None:
-        """Ends the session after a silence. Its blocks come back at once, even while an answer can't be written."""
+        """Notes a silence, and ends the session after a longer one.
+
+        Its blocks come back at once, even while an answer can't be written.
+        """
         now = self._loop.time()
         if now - due > STALL_SECONDS:
-            self._timer = self._watch(now + self._silence_seconds)
-        elif now - self._heard < self._silence_seconds:
-            self._timer = self._watch(self._heard + self._silence_seconds)
-        else:
+            self._heard = now
+        silent = now - self._heard
+        if silent >= self._silence_seconds:
             self.core.end()
             self.fail(SessionSilent(f"nothing was heard of the runner for {self._silence_seconds:g} s"))
+            self._tell(self.core.pool_id)
+            return
+        is_long = silent >= self._lapsing_seconds
+        self._timer = self._watch(self._heard + (self._silence_seconds if is_long else self._lapsing_seconds))
+        if is_long is not self._lapsing:
+            self._lapse(is_long)
+
+    def _lapse(self, lapsing: bool) -> None:
+        self._lapsing = lapsing
+        self._tell(self.core.pool_id)

@@ -59,6 +59,7 @@ def held_sequence_from_wire(message: pb.HeldSequence) -> HeldSequence:
         wire.retention_from_wire(message.retention),
         message.prompt_tokens,
         message.promised_tokens,
+        message.skip_cache_write,
     )
 
 

@@ -58,7 +58,21 @@ class Held:
     promised: int = 0
     """Tokens, from the first, that the next step is certain to compute; 0 once that is told, or for none."""
     sound: int = MAX_TOKENS
-    """Tokens, from the first, that may stay cached: what lies behind was to be computed by a step that failed."""
+    """Tokens, from the first, that may stay cached: what lies behind was to be computed by a step that failed, or is
+    not to be found."""
+    skips_cache_write: bool = False
+    """Nothing that it computes is to be found."""
+
+    def begin(self, blocks: list[int], cached_tokens: int) -> None:
+        """Its prompt is admitted: the block table, and how many tokens were found in the cache."""
+        self.blocks = blocks
+        self.shown = len(blocks)
+        self.computed = self.cached = self.sent_computed = cached_tokens
+        self.sent = self.told = self.prompt_tokens = len(self.tokens)
+        if self.promised:
+            self.promised = min(cached_tokens + self.promised, len(self.tokens))
+        if self.skips_cache_write:
+            self.sound = cached_tokens
 
     def child(self, sequence_id: str, handle: int) -> Held:
         """A sequence with the same tokens and blocks. It pins nothing: the parent pins the prompt for all."""
@@ -74,6 +88,7 @@ class Held:
             cached=self.cached,
             told=self.told,
             sound=self.sound,
+            skips_cache_write=self.skips_cache_write,
             sent=len(self.tokens),
             sent_computed=self.computed,
             forked=True,

@@ -163,6 +163,7 @@ class Mirror:
         handle = self._next_handle()
         held = Held(request.sequence_id, handle, request.cache_salt, request.retention, array("I", request.token_ids))
         held.promised = request.promised_tokens
+        held.skips_cache_write = request.skip_cache_write
         self._admitting[handle] = held
         self.orders.admit(handle, request)
         return handle
@@ -355,12 +356,7 @@ class Mirror:
         held = self._admitting.pop(admitted.handle, None)
         if held is None:
             return
-        held.blocks = _ids(admitted.block_ids)
-        held.computed = held.cached = held.sent_computed = admitted.cached_tokens
-        held.sent = held.told = held.prompt_tokens = len(held.tokens)
-        if held.promised:
-            held.promised = min(held.cached + held.promised, len(held.tokens))
-        held.shown = len(held.blocks)
+        held.begin(_ids(admitted.block_ids), admitted.cached_tokens)
         hits = admitted.cached_tokens // self.block_size
         for block in held.blocks[:hits]:
             self.cached.wake(block)

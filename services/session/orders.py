@@ -113,6 +113,7 @@ def _admit_order(handle: int, request: AllocationRequest) -> pb.AdmitOrder:
         scope=pb.CacheScope(salt=request.cache_salt),
         headroom_blocks=request.headroom_blocks,
         skip_cache_read=request.skip_cache_read,
+        skip_cache_write=request.skip_cache_write,
         resumed=request.resumed,
         retention=wire_retention(request.retention),
         promised_tokens=request.promised_tokens,

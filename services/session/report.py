@@ -46,6 +46,7 @@ def _sequence(held: Held) -> pb.HeldSequence:
         retention=wire_retention(held.retention),
         prompt_tokens=held.prompt_tokens,
         promised_tokens=max(0, held.promised - held.computed),
+        skip_cache_write=held.skips_cache_write,
     )
 
 

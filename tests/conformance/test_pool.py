@@ -112,6 +112,14 @@ def test_13_a_sequence_that_opts_out_of_reads_still_writes(pool: Client) -> None
     assert pool.get().occupancy.cached_blocks == 0
 
 
+def test_who_skips_the_write_reads_and_leaves_nothing(pool: Client) -> None:
+    pool.cache("first", COMMON)
+    second = pool.prefill("second", COMMON + [3] * 37, skip_cache_write=True)
+    assert second.cached_tokens == len(COMMON)
+    pool.free("second")
+    assert pool.lookup(COMMON + [3] * 37).cached_tokens == len(COMMON)
+
+
 def test_15_blocks_are_cached_as_they_fill(new_pool: NewPool) -> None:
     pool = new_pool(11, 4)
     pool.allocate("a", range(14))

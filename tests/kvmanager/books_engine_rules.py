@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvmanager.errors import KvError, NeverFits, PinsExhausted, PoolShort, QuotaShort
+from kvmanager.errors import InvalidArgument, KvError, NeverFits, PinsExhausted, PoolShort, QuotaShort
 from kvmanager.types import NO_RETENTION, Allocation, Append, Grant, Hit, IndexKind, Retention
 from tests.kvmanager.books_checks import BooksChecks
 from tests.kvmanager.books_prompts import NUMBERS, TOKENS, Wish, grant_wish, wishes
@@ -17,6 +17,7 @@ from tests.kvmanager.naive_books import NaiveBooks, NaivePrompt, NaiveSequence
 RETENTIONS = st.sampled_from(
     [Retention(), Retention(), Retention(priority=1), Retention(priority=9), Retention(0, 5.0), Retention(1, 20.0)]
 )
+RARELY = st.sampled_from([False, False, False, True])
 EVERYTHING = 1 << 20
 """A promise of all tokens."""
 
@@ -75,15 +76,16 @@ class EngineRules(BooksChecks):
         lookahead=st.sampled_from([0, 0, 1, 5]),
         skip=st.sampled_from([False, False, False, True]),
         resumed=st.booleans(),
+        leaves_nothing=RARELY,
     )
-    def allocate(self, wish, retention, headroom, lookahead, skip, resumed):
-        self.start(wish, retention, headroom, lookahead, skip, resumed)
+    def allocate(self, wish, retention, headroom, lookahead, skip, resumed, leaves_nothing):
+        self.start(wish, retention, headroom, lookahead, skip, resumed, leaves_nothing=leaves_nothing)
 
-    @rule(wishes=st.lists(wishes(), min_size=1, max_size=3), retention=RETENTIONS)
-    def serve(self, wishes, retention):
-        """Requests that come, are computed and end: they leave cached blocks behind."""
+    @rule(wishes=st.lists(wishes(), min_size=1, max_size=3), retention=RETENTIONS, leaves_nothing=RARELY)
+    def serve(self, wishes, retention, leaves_nothing):
+        """Requests that come, are computed and end: they leave cached blocks behind, if they are to."""
         for wish in wishes:
-            key = self.start(wish, retention, 0, 0, False, False)
+            key = self.start(wish, retention, 0, 0, False, False, leaves_nothing=leaves_nothing)
             if key:
                 self.see_names()
                 self.append_to({key: []}, 0, 2)
@@ -94,15 +96,16 @@ class EngineRules(BooksChecks):
         wishes=st.lists(wishes(), min_size=1, max_size=4),
         retention=RETENTIONS,
         promises=st.lists(st.sampled_from([EVERYTHING, EVERYTHING, 1, 3, 5, 8]), min_size=4, max_size=4),
+        leave_nothing=st.lists(RARELY, min_size=4, max_size=4),
         backwards=st.booleans(),
         outcome=st.sampled_from(["committed", "committed", "freed", "failed", "failed one by one", "preempted"]),
     )
-    def step(self, wishes, retention, promises, backwards, outcome):
+    def step(self, wishes, retention, promises, leave_nothing, backwards, outcome):
         """Prompts that are admitted in one step share what the step will compute; then it has run, or it has failed."""
         started: dict[str, int] = {}
-        for wish, promise in zip(wishes, promises, strict=False):
+        for wish, promise, leaves_nothing in zip(wishes, promises, leave_nothing, strict=False):
             promised = promise if self.promises_parts else EVERYTHING
-            key = self.start(wish, retention, 0, 0, False, False, promised)
+            key = self.start(wish, retention, 0, 0, False, False, promised, leaves_nothing)
             self.see_names()
             if key:
                 sequence = self.model.live[key]
@@ -141,6 +144,7 @@ class EngineRules(BooksChecks):
         skip: bool,
         resumed: bool,
         promised: int = 0,
+        leaves_nothing: bool = False,
     ) -> str | None:
         """Allocates as the model expects it; the sequence, if there is one now."""
         prompt, key = self.make_prompt(wish), self.new_id()
@@ -148,8 +152,12 @@ class EngineRules(BooksChecks):
         if skip:
             hit = Hit((), 0)
         blocks = self.model.blocks_for(len(prompt.tokens) + lookahead)
-        error = self.expect_allocate(prompt, hit, blocks, headroom, retention)
         arguments = prompt.tokens, prompt.scope, prompt.spans, retention, headroom, lookahead, skip, resumed, promised
+        if leaves_nothing and retention != NO_RETENTION:
+            self.refused(InvalidArgument, lambda: self.port.allocate(key, *arguments, leaves_nothing))
+            return None
+        error = self.expect_allocate(prompt, hit, blocks, headroom, retention)
+        arguments = *arguments, leaves_nothing
         if error is not NeverFits:
             self.expired_at = self.now
         if error is not None:
@@ -162,7 +170,8 @@ class EngineRules(BooksChecks):
         used = len(self.model.held(prompt.scope.salt)) + self.cached_of(prompt.scope.salt)
         allocation = self.port.allocate(key, *arguments)
         self.check_allocation(allocation, prompt, hit, blocks, held)
-        self.expect_promise(prompt, allocation.cached_tokens, promised)
+        if not leaves_nothing:
+            self.expect_promise(prompt, allocation.cached_tokens, promised)
         fresh = blocks - len(hit.block_ids)
         quota = self.model.quota(prompt.scope.salt)
         own = max(0, used + fresh - quota) if quota else 0
@@ -182,6 +191,7 @@ class EngineRules(BooksChecks):
             cached,
             retention,
             pinned,
+            leaves_nothing,
         )
         if not skip and not resumed and self.spec.index is not IndexKind.NONE:
             self.counted["queried_tokens"] += len(prompt.tokens)
@@ -317,7 +327,7 @@ class EngineRules(BooksChecks):
         sequence = self.model.live[item.sequence_id]
         sequence.prompt.extend(item.token_ids)
         sequence.computed = item.computed_tokens
-        full = sequence.computed // self.spec.block_size
+        full = min(sequence.computed, sequence.findable()) // self.spec.block_size
         self.watcher.learn(sequence.prompt, sequence.prompt.names(full, self.model.algorithm))
 
     def check_own_writes(self, item: Append, writes: bool = False) -> None:
@@ -347,7 +357,13 @@ class EngineRules(BooksChecks):
             prompt.old_keys = sequence.prompt.old_keys[:]
             retention = Retention(sequence.retention.priority)
             self.model.live[child] = NaiveSequence(
-                prompt, sequence.table[:], sequence.computed, sequence.cached, sequence.ready, retention
+                prompt,
+                sequence.table[:],
+                sequence.computed,
+                sequence.cached,
+                sequence.ready,
+                retention,
+                skips_cache_write=sequence.skips_cache_write,
             )
         self.counted["forks"] += count
 
@@ -366,10 +382,17 @@ class EngineRules(BooksChecks):
         self.see_names()
         self.append_to(dict.fromkeys(keys, tokens), 0, 0)
 
-    @rule(wish=wishes(), back=st.integers(0, 8), tokens=TOKENS, retention=RETENTIONS, ends=st.booleans())
-    def start_and_rewind(self, wish, back, tokens, retention, ends):
+    @rule(
+        wish=wishes(),
+        back=st.integers(0, 8),
+        tokens=TOKENS,
+        retention=RETENTIONS,
+        leaves_nothing=RARELY,
+        ends=st.booleans(),
+    )
+    def start_and_rewind(self, wish, back, tokens, retention, leaves_nothing, ends):
         """A sequence whose prompt was perhaps a hit goes on from inside it."""
-        key = self.start(wish, retention, 0, 0, False, False)
+        key = self.start(wish, retention, 0, 0, False, False, leaves_nothing=leaves_nothing)
         self.rewind_all([key] if key else [], back, tokens, ends)
 
     @rule(wish=wishes(), back=st.integers(0, 8), tokens=TOKENS, ends=st.booleans())

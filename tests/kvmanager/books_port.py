@@ -62,6 +62,7 @@ class BooksPort(Protocol):
         skip_cache_read: bool,
         resumed: bool,
         promised_tokens: int = 0,
+        skip_cache_write: bool = False,
     ) -> Allocation: ...
     def append(self, appends: Sequence[Append], epoch: int = OWNER) -> list[Grant]: ...
     def fork(self, parent: str, children: Sequence[str], epoch: int = OWNER) -> tuple[int, ...]: ...
@@ -107,6 +108,7 @@ class InProcessPort:
         skip_cache_read: bool,
         resumed: bool,
         promised_tokens: int = 0,
+        skip_cache_write: bool = False,
     ) -> Allocation:
         return self.pool.allocate(
             sequence_id,
@@ -119,6 +121,7 @@ class InProcessPort:
             skip_cache_read=skip_cache_read,
             resumed=resumed,
             promised_tokens=promised_tokens,
+            skip_cache_write=skip_cache_write,
             caller=OWNER,
         )
 

@@ -27,6 +27,7 @@ def holdings_of(pool: Pool, known: Mapping[bytes, Block]) -> Holdings:
             sequence.chain.scope,
             sequence.retention,
             sequence.pinned_blocks * size,
+            skips_cache_write=sequence.skips_cache_write,
         )
         for sequence in pool.live.values()
     ]

@@ -98,6 +98,11 @@ class NaiveSequence:
     """The runner has written up to here, some of it perhaps before a fork and not committed yet."""
     retention: Retention = NO_RETENTION
     pinned_blocks: int = 0
+    skips_cache_write: bool = False
+
+    def findable(self) -> int:
+        """Tokens, from the first, that can be found once they are computed; of who leaves nothing, those it found."""
+        return self.cached if self.skips_cache_write else len(self.prompt.tokens)
 
 
 class NaiveBooks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvmanager import restore
 from kvmanager.blocks import BlockPool
 from kvmanager.errors import PoolShort
@@ -190,6 +192,33 @@ def reader_publishes_what_was_withdrawn(patch):
     patch.setattr(Pool, "_taint", taint)
 
 
+def rewound_sequence_publishes_what_was_to_be_left_out(patch):
+    def limit_publishing(self, sequence, kept_blocks):
+        if kept_blocks <= sequence.publishable:
+            sequence.publishable = self._publishable
+
+    patch.setattr(Pool, "_limit_publishing", limit_publishing)
+
+
+def rewound_below_its_hits_publishes_in_their_place(patch):
+    real = Pool._limit_publishing
+
+    def limit_publishing(self, sequence, kept_blocks):
+        if not sequence.skips_cache_write:
+            real(self, sequence, kept_blocks)
+
+    patch.setattr(Pool, "_limit_publishing", limit_publishing)
+
+
+def restored_sequence_publishes_what_was_to_be_left_out(patch):
+    real = RestorablePool._restore_sequence
+
+    def restore_sequence(self, held, chain, caller):
+        real(self, replace(held, skips_cache_write=False), chain, caller)
+
+    patch.setattr(RestorablePool, "_restore_sequence", restore_sequence)
+
+
 def part_of_a_promised_block_copied(patch):
     real = RadixIndex.match_inside
     patch.setattr(
@@ -240,6 +269,9 @@ FAULTS = [
     partial_copy_left_out,
     promise_not_withdrawn,
     reader_publishes_what_was_withdrawn,
+    rewound_sequence_publishes_what_was_to_be_left_out,
+    rewound_below_its_hits_publishes_in_their_place,
+    restored_sequence_publishes_what_was_to_be_left_out,
     part_of_a_promised_block_copied,
     taken_block_left_in_the_lease,
     restored_block_without_its_count,

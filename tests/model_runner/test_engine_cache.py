@@ -49,6 +49,42 @@ def histories(seed: int, count: int, longest: int) -> list[list[int]]:
     return prompts
 
 
+class TestLeavingNothing:
+    @pytest.mark.parametrize("cache", [HASH, RADIX, NONE], ids=["hash", "radix", "none"])
+    def test_neither_prompt_nor_answer_stays(self, cache: CacheOptions) -> None:
+        prompt = prompt_of(17)
+        with Harness(cache=cache) as harness:
+            harness.submit("quiet", prompt, 9, skip_cache_write=True, num_choices=2, sampling=DRAWN)
+            for choice in range(2):
+                assert harness.tokens("quiet", choice) == answer(prompt, 9, DRAWN, seed=11 + choice)
+            assert harness.pool.occupancy().cached_blocks == 0
+            assert harness.pool.events.since(1) == []
+            harness.submit("next", [*prompt, *harness.tokens("quiet")], 1)
+            assert harness.last("next").usage.cached_tokens == 0
+
+    def test_what_is_cached_is_read(self) -> None:
+        prompt = prompt_of(17)
+        with Harness() as harness:
+            harness.submit("loud", prompt, 1)
+            harness.wait("loud")
+            harness.submit("quiet", [*prompt, 5, 6], 1, skip_cache_write=True)
+            assert harness.last("quiet").usage.cached_tokens == 16
+            harness.submit("neither", [*prompt, 5, 6], 1, skip_cache_write=True, skip_cache_read=True)
+            assert harness.last("neither").usage.cached_tokens == 0
+            assert harness.pool.occupancy().cached_blocks == 4
+
+    @pytest.mark.usefixtures("no_foresight")
+    def test_who_is_preempted_computes_all_of_it_again(self) -> None:
+        prompts = {f"r{number}": prompt_of(9, number) for number in range(4)}
+        with Harness(num_blocks=14) as harness:
+            for name, prompt in prompts.items():
+                harness.submit(name, prompt, 16, skip_cache_write=True)
+            for name, prompt in prompts.items():
+                assert harness.tokens(name) == answer(prompt, 16)
+            assert sum(step.preemptions for step in harness.recorder.steps) > 0
+            assert harness.pool.occupancy().cached_blocks == 0
+
+
 class TestHowMuchIsComputed:
     @pytest.mark.parametrize(
         ("cache", "cached", "copies"), [(HASH, 16, 0), (RADIX, 24, 1), (NONE, 0, 0)], ids=["hash", "radix", "none"]

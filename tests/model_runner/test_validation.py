@@ -69,6 +69,8 @@ def request_with(field: str, value: object) -> GenerateRequest:
         ("stop_token_ids", frozenset(range(257)), ["257", "256"]),
         ("stop_token_ids", frozenset({1, 1000}), ["1000", "0 to 999"]),
         ("stop_token_ids", frozenset({1, -3}), ["-3", "0 to 999"]),
+        ("tenant", "t" * 129, ["129", "128"]),
+        ("tenant", "a\nb", ["U+000A", "index 1"]),
         ("num_choices", 0, ["0", "1 to 64"]),
         ("num_choices", -1, ["-1", "1 to 64"]),
         ("num_choices", 65, ["65", "1 to 64"]),
@@ -248,3 +250,13 @@ def test_what_passes_is_in_range_and_what_does_not_names_a_field(request: Genera
         assert_in_range(request)
     else:
         assert field in changed
+
+
+@pytest.mark.parametrize("retention", [Retention(priority=1), Retention(pin_seconds=0.5)])
+def test_what_is_not_cached_cannot_be_kept(retention: Retention) -> None:
+    request = GenerateRequest("r", (1,), retention=retention, skip_cache_write=True)
+    with pytest.raises(InvalidRequest, match="leaves nothing in the cache") as caught:
+        validate(request, LIMITS)
+    assert caught.value.field == "skip_cache_write"
+    validate(dataclasses.replace(request, skip_cache_write=False), LIMITS)
+    validate(dataclasses.replace(request, retention=Retention()), LIMITS)

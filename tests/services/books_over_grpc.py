@@ -69,6 +69,7 @@ class GrpcPort:
         skip_cache_read: bool,
         resumed: bool,
         promised_tokens: int = 0,
+        skip_cache_write: bool = False,
     ) -> Allocation:
         answer = self._call(
             self._stub.Allocate,
@@ -85,6 +86,7 @@ class GrpcPort:
                 skip_cache_read=skip_cache_read,
                 resumed=resumed,
                 promised_tokens=promised_tokens,
+                skip_cache_write=skip_cache_write,
             ),
         )
         return Allocation(tuple(answer.block_ids), answer.cached_tokens, _copies(answer.copies))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 from octavo.kv.v1 import kv_manager_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -109,3 +110,19 @@ def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProc
         env=clean_environment(**environment),
         check=False,
     )
+
+
+@contextmanager
+def kv_process(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A KV manager in a process of its own, once it serves."""
+    address = f"unix:{directory}/kv.sock"
+    process = subprocess.Popen(
+        command("kv-manager", "--kv-address", address, "--kv-metrics-address", "127.0.0.1:0"), env=clean_environment()
+    )
+    try:
+        with open_channel(address) as channel:
+            grpc.channel_ready_future(channel).result(WAIT_SECONDS)
+        yield process, address
+    finally:
+        process.kill()
+        process.wait(WAIT_SECONDS)

@@ -61,6 +61,7 @@ def test_the_books_are_shown_while_idle(tmp_path: Path) -> None:
         "stored_tokens": 12,  # two full blocks, and two tails of 2
         "reserved_tokens": 16,
         "sequences": 2,
+        "session_silent_seconds": 0,
         "books_imbalance": 0,
         "allocated_blocks_total": 5,  # 3 for a, 1 copy, 1 for c
         "reused_blocks_total": 0,  # the hit blocks were held, not cached

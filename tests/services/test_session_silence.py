@@ -10,11 +10,14 @@ from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from kvmanager.errors import SessionSilent
 from services import session_streams
+from services.presence import PoolSession, Presence
 from services.session_streams import STALL_SECONDS, _Stream
 from tests.services.session_script import admit, opening, step
 from tests.services.session_talk import Talk
 
 LIMIT = 10.0
+LAPSING = 4.0
+"""0.4 of the limit."""
 
 
 class FakeLoop:
@@ -45,11 +48,13 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
     return fake
 
 
-def stream_of_one_sequence() -> tuple[Talk, _Stream]:
+def stream_of_one_sequence(told: list[str] | None = None) -> tuple[Talk, _Stream]:
+    """told: where the pool's id goes when there is news of the session."""
+    told = [] if told is None else told
     talk = Talk()
     talk.say(opening())
     talk.say(step(1, 1, admit(1, [1] * 4)))
-    return talk, _Stream(talk.core, LIMIT)
+    return talk, _Stream(talk.core, LIMIT, told.append)
 
 
 def ended(talk: Talk) -> bool:
@@ -70,7 +75,9 @@ def run(work) -> None:
 
 def test_a_silence_as_long_as_the_limit_ends_the_session(loop):
     talk, stream = stream_of_one_sequence()
-    assert loop.due == 110.0
+    loop.fire()
+    assert not ended(talk)
+    assert loop.due == 100.0 + LIMIT
     loop.fire()
     assert ended(talk)
     with pytest.raises(SessionSilent, match="for 10 s"):
@@ -79,18 +86,48 @@ def test_a_silence_as_long_as_the_limit_ends_the_session(loop):
 
 def test_a_message_puts_the_end_off(loop):
     talk, stream = stream_of_one_sequence()
-    run(stream.pump(messages(loop, 107.0)))
+    run(stream.pump(messages(loop, 103.0)))
+    loop.fire()
+    assert loop.due == 103.0 + LAPSING
     loop.fire()
     assert not ended(talk)
-    assert loop.due == 117.0
+    assert loop.due == 103.0 + LIMIT
     loop.fire()
     assert ended(talk)
 
 
 def test_a_process_that_was_stopped_itself_listens_anew(loop):
-    talk, _ = stream_of_one_sequence()
+    talk, stream = stream_of_one_sequence()
+    loop.fire()
     loop.fire(late=STALL_SECONDS + 0.5)
     assert not ended(talk)
-    assert loop.due == loop.now + LIMIT
+    woken = loop.now
+    assert stream.state() == PoolSession(Presence.CONNECTED, 0.0)
+    assert loop.due == woken + LAPSING
+    loop.fire(late=STALL_SECONDS - 0.5)
+    assert loop.due == woken + LIMIT
     loop.fire(late=STALL_SECONDS - 0.5)
     assert ended(talk)
+
+
+def test_a_long_silence_is_told_before_it_ends_the_session_and_a_word_makes_it_good(loop):
+    told: list[str] = []
+    _, stream = stream_of_one_sequence(told)
+    loop.now = 103.5
+    assert stream.state() == PoolSession(Presence.CONNECTED, 3.5)
+    assert told == []
+    loop.fire()
+    assert stream.state() == PoolSession(Presence.LAPSING, LAPSING)
+    assert told == ["default"]
+    run(stream.pump(messages(loop, 109.0)))
+    assert stream.state() == PoolSession(Presence.CONNECTED, 0.0)
+    assert told == ["default"] * 2
+    loop.fire()
+    assert loop.due == 109.0 + LAPSING
+    assert told == ["default"] * 2
+    loop.fire()
+    assert stream.state().presence is Presence.LAPSING
+    loop.fire()
+    # The end is news as well.
+    assert told == ["default"] * 4
+    assert not stream.is_alive

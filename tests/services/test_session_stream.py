@@ -7,11 +7,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.kv.v1 import kv_manager_pb2 as pb
 from octavo.kv.v1 import kv_manager_pb2_grpc
 
@@ -22,6 +22,7 @@ from tests.services.kv_support import (
     WAIT_SECONDS,
     clean_environment,
     command,
+    kv_process,
     kv_settings,
     kv_stub,
     running_kv_manager,
@@ -29,6 +30,7 @@ from tests.services.kv_support import (
 )
 from tests.services.session_script import LEASE, SIZE, ScriptedRunner, admit, opening, orders_of, step
 
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 Stub = kv_manager_pb2_grpc.KvManagerServiceStub
 
 
@@ -209,9 +211,10 @@ def test_silence_ends_a_session_and_a_word_now_and_then_does_not(tmp_path):
     ):
         silent, _ = begin(stub, "silent")
         talking, epoch = begin(stub, "talking")
-        for number in range(3, 13):
-            time.sleep(0.15)
-            talking.say(step(epoch, number))
+        last = 2
+        while not silent.call.done():
+            last += 1
+            talking.say(step(epoch, last))
         view = silent.failure()
         assert (view.code, view.reason) == ("ABORTED", "SESSION_SILENT")
         assert occupancy(stub, "silent").held_blocks == 0
@@ -220,9 +223,55 @@ def test_silence_ends_a_session_and_a_word_now_and_then_does_not(tmp_path):
         assert samples["octavo_kv_sessions_ended_total", (("cause", "silence"),)] == 1
         assert samples["octavo_kv_sessions", ()] == 1
         assert samples["octavo_kv_sessions_opened_total", ()] == 2
-        assert samples["octavo_kv_session_steps_total", ()] == 14
-        assert samples["octavo_kv_session_step_seconds_count", ()] == 14
+        assert samples["octavo_kv_session_steps_total", ()] == 2 + last
+        assert samples["octavo_kv_session_step_seconds_count", ()] == 2 + last
         assert samples["octavo_kv_leased_blocks", (("pool", "talking"),)] == LEASE
+
+
+def test_metrics_and_health_tell_of_each_pools_session(tmp_path):
+    with (
+        running_kv_manager(kv_settings(tmp_path)) as running,
+        open_channel(running.address) as channel,
+        kv_stub(running.address) as stub,
+    ):
+
+        def shown() -> tuple[list[str], int | None]:
+            """The states whose gauge is 1, and what health says."""
+            gauges = {key: value for key, value in scrape(running.metrics_address).items() if value}
+            states = [dict(labels)["state"] for name, labels in gauges if name == "octavo_kv_pool_session"]
+            return states, session_health(channel, "p")
+
+        assert shown() == ([], None)
+        stub.OpenPool(pb.OpenPoolRequest(pool_id="p", spec=opening().open.spec, runner_id="zero"))
+        assert shown() == (["none"], NOT_SERVING)
+        stream, _ = begin(stub, "p")
+        assert shown() == (["connected"], SERVING)
+        stream.finish()
+        assert eventually(lambda: shown() == (["none"], NOT_SERVING))
+        restoring = Stream(stub)
+        restoring.tell(opening("one", "p", restores=True))
+        assert eventually(lambda: shown() == (["restoring"], NOT_SERVING))
+        restoring.say(pb.SessionRequest(holdings=pb.Holdings(last=True)))
+        assert shown() == (["connected"], SERVING)
+        # Who takes the pool is connected at once, and the end of the other one's stream changes nothing.
+        later, _ = begin(stub, "p", "two")
+        restoring.failure()
+        assert shown() == (["connected"], SERVING)
+        assert session_health(channel, "q") is None
+        stub.ClosePool(pb.ClosePoolRequest(pool_id="p"))
+        later.failure()
+        assert shown() == ([], None)
+
+
+def session_health(channel: grpc.Channel, pool_id: str) -> int | None:
+    """What health says of a pool's session; None when it knows of none."""
+    request = health_pb2.HealthCheckRequest(service=f"session/{pool_id}")
+    try:
+        return health_pb2_grpc.HealthStub(channel).Check(request, timeout=WAIT_SECONDS).status
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            return None
+        raise
 
 
 def test_a_stop_ends_sessions_at_once(tmp_path):
@@ -235,51 +284,39 @@ def test_a_stop_ends_sessions_at_once(tmp_path):
     assert (view.code, view.reason) == ("UNAVAILABLE", "STOPPING")
 
 
-def test_a_runner_that_reads_no_answers_is_not_read_either_and_holds_up_nobody_else(address, stub, pool):
-    taken = 0
+def test_a_runner_that_reads_no_answers_is_not_read_either_and_holds_up_nobody_else(tmp_path):
     going = True
 
     def messages() -> Iterator[pb.SessionRequest]:
         """Steps too far ahead: each is answered with the gap."""
-        nonlocal taken
-        yield opening("flood", f"{pool}-flood")
+        yield opening("flood", "flood")
         while going:
-            taken += 1
             yield step(epoch, 1 << 40)
 
-    with open_channel(address) as channel:
-        probe, epoch = begin(stub, f"{pool}-flood")
-        epoch += 1
-        call = Stub(channel).Session(messages())
-        seen = -1
-        while seen != taken:
-            seen = taken
-            time.sleep(0.5)
-        assert taken > 0
-        steady, steady_epoch = begin(stub, f"{pool}-steady", "two")
-        for number in range(3, 203):
-            assert steady.say(step(steady_epoch, number)).answer.number == number
-        going = False
-        call.cancel()
-        steady.finish()
-    probe.failure()
-    assert sound(stub, f"{pool}-steady")
+    with running_kv_manager(kv_settings(tmp_path)) as running, kv_stub(running.address) as stub:
 
+        def answered() -> float:
+            return scrape(running.metrics_address)["octavo_kv_session_gaps_total", ()]
 
-@contextmanager
-def kv_process(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A KV manager in a process of its own, once it serves."""
-    address = f"unix:{directory}/kv.sock"
-    process = subprocess.Popen(
-        command("kv-manager", "--kv-address", address, "--kv-metrics-address", "127.0.0.1:0"), env=clean_environment()
-    )
-    try:
-        with open_channel(address) as channel:
-            grpc.channel_ready_future(channel).result(WAIT_SECONDS)
-        yield process, address
-    finally:
-        process.kill()
-        process.wait(WAIT_SECONDS)
+        # Without the probe, gRPC takes 64 KiB from a stream that nobody reads, and not megabytes.
+        with grpc.insecure_channel(running.address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
+            probe, epoch = begin(stub, "flood")
+            epoch += 1
+            call = Stub(channel).Session(messages())
+            steady, steady_epoch = begin(stub, "steady", "two")
+            last, before = 2, -1.0
+            # Until one is answered nothing while the other is answered 200 times.
+            while not before or before != answered():
+                before = answered()
+                for number in range(last + 1, last + 201):
+                    assert steady.say(step(steady_epoch, number)).answer.number == number
+                last += 200
+            assert call.is_active()
+            going = False
+            call.cancel()
+            steady.finish()
+        probe.failure()
+        assert sound(stub, "steady")
 
 
 def shown(stub: Stub) -> tuple[pb.Occupancy, list[pb.GetBlockTableResponse], list[int]]:

@@ -31,6 +31,8 @@ class NaiveSequence:
     tokens: list[int]
     blocks: list[int]
     computed: int
+    findable: int = 1 << 62
+    """Tokens, from the first, that can be hit once they are computed."""
 
 
 @dataclass
@@ -88,6 +90,8 @@ class NaiveManager:
                 self.live[each.handle] = NaiveSequence(
                     each.sequence_id, tokens, ids(each.block_ids), each.computed_tokens
                 )
+                if each.skip_cache_write:
+                    self.live[each.handle].findable = each.cached_tokens
                 self._publish(self.live[each.handle])
         for part in parts:
             for run in part.cached:
@@ -115,7 +119,9 @@ class NaiveManager:
                 case "fork":
                     parent = self.live[order.fork.parent_handle]
                     for name, handle in zip(order.fork.child_ids, ids(order.fork.child_handles), strict=True):
-                        self.live[handle] = NaiveSequence(name, parent.tokens[:], parent.blocks[:], parent.computed)
+                        self.live[handle] = NaiveSequence(
+                            name, parent.tokens[:], parent.blocks[:], parent.computed, parent.findable
+                        )
                 case "truncate":
                     self._truncate(self.live[order.truncate.handle], order.truncate.num_tokens)
                 case "admit":
@@ -201,6 +207,8 @@ class NaiveManager:
             blocks.append(hit)
         cached = len(blocks) * self.size
         each = self.live[order.handle] = NaiveSequence(order.sequence_id, tokens, blocks, cached)
+        if order.skip_cache_write:
+            each.findable = cached
         while len(blocks) * self.size < len(tokens):
             block = self.take()
             if block is None:
@@ -211,5 +219,5 @@ class NaiveManager:
         answer.admitted.append(pb.Admitted(handle=order.handle, block_ids=to_column(blocks), cached_tokens=cached))
 
     def _publish(self, each: NaiveSequence) -> None:
-        for index in range(each.computed // self.size):
+        for index in range(min(each.computed, each.findable) // self.size):
             self.contents[each.blocks[index]] = tuple(each.tokens[: (index + 1) * self.size])

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from kvmanager.types import IndexKind
+from kvmanager.runner_pool import RunnerPool
+from kvmanager.types import BASE_SCOPE, IndexKind
 from model_runner.engine_types import EngineState
 from services.cache_options import CacheOptions
 from tests.model_runner.toy_model import Model, answer, habitual_logits, next_logits
@@ -104,3 +105,35 @@ def check_answers(seed: int, index: IndexKind, model: Model, **scheduling: int) 
     assert not bench.mirror.live
     assert server.refusals == []
     return bench
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_to_leave_nothing_leaves_nothing_through_restarts(seed: int) -> None:
+    """Half of the requests leave nothing: all that can be found in the end is of the others."""
+    rng = random.Random(seed)
+    server = FakeServer(FakeClock(), rng=random.Random(seed + 1), faults=ROUGH)
+    bench = Bench(server, max_sequences=8)
+    bench.until_served()
+    shared = [rng.randrange(40) for _ in range(12)]
+    loud: list[list[int]] = []
+    for number in range(24):
+        prompt, quiet = [*shared, *rng.choices(range(40), k=rng.randrange(1, 12))], number % 2 == 1
+        bench.submit(str(number), prompt, 12, skip_cache_write=quiet, num_choices=rng.choice([1, 1, 3]))
+        if not quiet:
+            loud.append([*prompt, *answer(prompt, 12)])
+        bench.turn(rng.randrange(6))
+        if rng.random() < 0.15:
+            server.kill()
+            bench.turn(rng.randrange(20))
+            server.start()
+    bench.until_all_ended()
+    bench.assert_books_agree()
+    pool = server.manager.pool("default")
+    found = {name for chain in pool.snapshot() for name in chain.names}
+    assert found
+    assert found <= {name for tokens in loud for name in names_of(pool, tokens)}
+
+
+def names_of(pool: RunnerPool, tokens: list[int]) -> list[bytes]:
+    chain = pool._chain(tokens, BASE_SCOPE, ())
+    return [chain.name(index) for index in range(len(tokens) // 4)]

@@ -64,14 +64,14 @@ class MirrorMachine(RuleBasedStateMachine):
 
     # The engine.
 
-    @rule(length=st.integers(1, 14), first=st.integers(0, 1))
-    def admit(self, length: int, first: int) -> None:
+    @rule(length=st.integers(1, 14), first=st.integers(0, 1), leaves_nothing=st.booleans())
+    def admit(self, length: int, first: int, leaves_nothing: bool) -> None:
         if len(self.mirror.live) > 4:
             return
         self.names += 1
         name = str(self.names)
         prompt = [(first + position) % 3 for position in range(length)]
-        self.waiting[self.mirror.admit(AllocationRequest(name, prompt))] = name
+        self.waiting[self.mirror.admit(AllocationRequest(name, prompt, skip_cache_write=leaves_nothing))] = name
         self.tokens[name] = prompt
         self.say()
         # As the engine does: it waits for the answer, or gives up.

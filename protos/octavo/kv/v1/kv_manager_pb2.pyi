@@ -179,7 +179,7 @@ class ClosePoolResponse(_message.Message):
     def __init__(self, closed_sequences: _Optional[int] = ...) -> None: ...
 
 class AllocateRequest(_message.Message):
-    __slots__ = ("pool_id", "epoch", "sequence_id", "token_ids", "scope", "headroom_blocks", "skip_cache_read", "resumed", "spans", "retention", "lookahead_tokens", "promised_tokens")
+    __slots__ = ("pool_id", "epoch", "sequence_id", "token_ids", "scope", "headroom_blocks", "skip_cache_read", "resumed", "spans", "retention", "lookahead_tokens", "promised_tokens", "skip_cache_write")
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +192,7 @@ class AllocateRequest(_message.Message):
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMISED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_CACHE_WRITE_FIELD_NUMBER: _ClassVar[int]
     pool_id: str
     epoch: int
     sequence_id: str
@@ -204,7 +205,8 @@ class AllocateRequest(_message.Message):
     retention: Retention
     lookahead_tokens: int
     promised_tokens: int
-    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., resumed: _Optional[bool] = ..., spans: _Optional[_Iterable[_Union[ContentSpan, _Mapping]]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., lookahead_tokens: _Optional[int] = ..., promised_tokens: _Optional[int] = ...) -> None: ...
+    skip_cache_write: bool
+    def __init__(self, pool_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., resumed: _Optional[bool] = ..., spans: _Optional[_Iterable[_Union[ContentSpan, _Mapping]]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., lookahead_tokens: _Optional[int] = ..., promised_tokens: _Optional[int] = ..., skip_cache_write: _Optional[bool] = ...) -> None: ...
 
 class AllocateResponse(_message.Message):
     __slots__ = ("block_ids", "cached_tokens", "occupancy", "copies")
@@ -621,7 +623,7 @@ class Holdings(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[HeldSequence, _Mapping]]] = ..., lease_block_ids: _Optional[bytes] = ..., cached: _Optional[_Iterable[_Union[CachedBlocks, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class HeldSequence(_message.Message):
-    __slots__ = ("sequence_id", "handle", "token_ids", "block_ids", "computed_tokens", "cached_tokens", "scope", "retention", "prompt_tokens", "promised_tokens")
+    __slots__ = ("sequence_id", "handle", "token_ids", "block_ids", "computed_tokens", "cached_tokens", "scope", "retention", "prompt_tokens", "promised_tokens", "skip_cache_write")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -632,6 +634,7 @@ class HeldSequence(_message.Message):
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMISED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_CACHE_WRITE_FIELD_NUMBER: _ClassVar[int]
     sequence_id: str
     handle: int
     token_ids: bytes
@@ -642,7 +645,8 @@ class HeldSequence(_message.Message):
     retention: Retention
     prompt_tokens: int
     promised_tokens: int
-    def __init__(self, sequence_id: _Optional[str] = ..., handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., promised_tokens: _Optional[int] = ...) -> None: ...
+    skip_cache_write: bool
+    def __init__(self, sequence_id: _Optional[str] = ..., handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., promised_tokens: _Optional[int] = ..., skip_cache_write: _Optional[bool] = ...) -> None: ...
 
 class CachedBlocks(_message.Message):
     __slots__ = ("scope", "block_ids", "parent_block_ids", "token_ids")
@@ -711,7 +715,7 @@ class EndOrder(_message.Message):
     def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., preempted: _Optional[bool] = ...) -> None: ...
 
 class AdmitOrder(_message.Message):
-    __slots__ = ("sequence_id", "handle", "token_ids", "scope", "headroom_blocks", "skip_cache_read", "resumed", "retention", "promised_tokens")
+    __slots__ = ("sequence_id", "handle", "token_ids", "scope", "headroom_blocks", "skip_cache_read", "resumed", "retention", "promised_tokens", "skip_cache_write")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -721,6 +725,7 @@ class AdmitOrder(_message.Message):
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     PROMISED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_CACHE_WRITE_FIELD_NUMBER: _ClassVar[int]
     sequence_id: str
     handle: int
     token_ids: bytes
@@ -730,7 +735,8 @@ class AdmitOrder(_message.Message):
     resumed: bool
     retention: Retention
     promised_tokens: int
-    def __init__(self, sequence_id: _Optional[str] = ..., handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., resumed: _Optional[bool] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., promised_tokens: _Optional[int] = ...) -> None: ...
+    skip_cache_write: bool
+    def __init__(self, sequence_id: _Optional[str] = ..., handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., scope: _Optional[_Union[CacheScope, _Mapping]] = ..., headroom_blocks: _Optional[int] = ..., skip_cache_read: _Optional[bool] = ..., resumed: _Optional[bool] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., promised_tokens: _Optional[int] = ..., skip_cache_write: _Optional[bool] = ...) -> None: ...
 
 class ForkOrder(_message.Message):
     __slots__ = ("parent_handle", "child_ids", "child_handles")
