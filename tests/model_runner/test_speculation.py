@@ -101,6 +101,14 @@ class TestTheSameAnswer:
             hits = {IndexKind.NONE: 0, IndexKind.HASH: 84, IndexKind.RADIX: 87}
             assert usage_of(harness, "b").cached_tokens == hits[index]
 
+    def test_a_request_that_leaves_nothing_in_the_cache_leaves_no_guesses_there(self) -> None:
+        prompt = prompt_of(30)
+        with speculating() as harness:
+            harness.submit("a", prompt, OUTPUTS, skip_cache_write=True)
+            assert harness.tokens("a") == right(prompt)
+            assert_both(usage_of(harness, "a"))
+            assert harness.pool.occupancy().cached_blocks == 0
+
     @SAMPLINGS
     def test_in_chunks_under_a_small_budget(self, sampling: SamplingParams) -> None:
         prompts = {f"r{number}": prompt_of(20 + number, number) for number in range(5)}
