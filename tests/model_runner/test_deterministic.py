@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.speculative import DOCUMENTS
 from kvmanager.types import Append
 from model_runner.attention import AttentionShape, create_backend
 from model_runner.batch import BatchEntry
@@ -181,3 +183,20 @@ def test_after_a_preemption(
 
 def tokens_for(blocks: int) -> list[int]:
     return [5] * (blocks * SIZE)
+
+
+@pytest.mark.parametrize("document", ["lighthouse", "printer"])
+def test_a_summary_takes_fewer_steps_than_it_has_tokens(smollm2: LoadedModel, document: str) -> None:
+    """The answer is the one without guesses, and each step of the model brings at least 1.3 tokens of it."""
+    tokenizer = smollm2.tokenizer
+    text = json.loads(DOCUMENTS.read_text(encoding="utf-8"))[document]
+    chat = [{"role": "user", "content": f"Summarize the following text in a few sentences.\n\n{text}"}]
+    prompt = tokenizer.encode(tokenizer.render_chat(chat), add_special_tokens=False)
+    answers = []
+    for guesses in (0, 8):
+        with engine(smollm2, speculative_tokens=guesses) as harness:
+            harness.submit("a", prompt, 64)
+            answers.append(harness.tokens("a"))
+            steps = len(harness.executor.batches)
+    assert answers[0] == answers[1]
+    assert steps <= len(answers[1]) / 1.3
