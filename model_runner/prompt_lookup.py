@@ -13,7 +13,7 @@ _TOKEN_BITS = 32
 class PromptLookup:
     """An index of one growing list of tokens: from each n-gram to what followed its latest occurrence.
 
-    add() costs the same for each token, and draft() nothing that grows with the list. An entry takes about 130 bytes,
+    add() costs the same for each token, and draft() nothing that grows with the list. An entry takes about 110 bytes,
     and each token makes `longest` - 1 of them at most.
     """
 

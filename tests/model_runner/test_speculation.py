@@ -14,8 +14,10 @@ import pytest
 
 from kvmanager import KvManager
 from kvmanager.types import HashAlgorithm, IndexKind
+from model_runner.books import Growth, SequenceUpdate
 from model_runner.generation import agreeing
 from model_runner.request import Chunk, FinishReason, SamplingParams, Usage
+from services.books_inprocess import InProcessBooks
 from services.cache_options import CacheOptions
 from tests.model_runner.engine_harness import Harness
 from tests.model_runner.test_engine import UnreliableBooks
@@ -36,6 +38,13 @@ def speculating(tokens: int = 4, *, block_size: int = 4, **options: Any) -> Iter
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(40), k=length)
+
+
+class NothingToSpare(InProcessBooks):
+    """Books that have no block for a guess."""
+
+    def extend(self, updates: Sequence[SequenceUpdate]) -> Growth:
+        return Growth((), frozenset(update.sequence_id for update in updates))
 
 
 def right(prompt: Sequence[int], sampling: SamplingParams = GREEDY, choice: int = 0, count: int = OUTPUTS) -> list[int]:
@@ -253,6 +262,15 @@ class TestTheCost:
             assert harness.tokens("late") == right(prompt_of(40, 1), count=2)
             assert harness.executor.steps[31:36] == [[1, 8]] * 5
             assert max(step[0] for step in harness.executor.steps[1:]) == 5
+
+    def test_without_spare_blocks_drafts_are_cut_to_the_room_that_there_is(self) -> None:
+        manager = KvManager("boot")
+        with speculating(9, block_size=16, books=NothingToSpare(manager), manager=manager) as harness:
+            harness.submit("a", prompt_of(30), OUTPUTS)
+            assert harness.tokens("a") == right(prompt_of(30))
+            # The last steps are cut by the end of the answer.
+            widths = {step[0] for step in harness.executor.steps[1:-9]}
+            assert {1, 10} < widths < set(range(1, 11))
 
     def test_guesses_take_nobodys_blocks(self, no_foresight: None) -> None:
         """Two that fill the pool exactly, and guess all the time: neither loses its blocks."""
