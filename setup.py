@@ -21,7 +21,9 @@ BOOKS = sorted(str(path) for path in Path("kvmanager").glob("*.py"))
 KERNELS = Path("model_runner/native/src")
 # A plain library for ctypes: nothing in it depends on the version of Python.
 LIBRARY = "model_runner.native.liboctavo"
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread", "-g0"]
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-g0"]
+FLAGS += ["-ffp-contract=off", "-fno-trapping-math"]
+"""The same bits in every instruction set; and no floating-point exceptions, so that choices can be vectorised."""
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 """The flags of one file only: what is in the others runs on any CPU."""

@@ -26,11 +26,19 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        unsearched_tokens: int = 0,
     ) -> None:
-        """Raises ValueError for an empty stop string."""
+        """unsearched_tokens: of the first so many, the text is let through whatever it has.
+
+        Raises ValueError for an empty stop string.
+        """
         self._text = token_text(tokenizer, skip_special_tokens)
         self._search = StopSearch(stop_strings)
+        self._unsearched = unsearched_tokens
 
     @property
     def stop_string(self) -> str | None:
@@ -39,9 +47,13 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Adds tokens, which may also be none. After a stop string they change nothing."""
-        text = self._search.push(self._text.push(token_ids))
+        free, searched = token_ids[: self._unsearched], token_ids[self._unsearched :]
+        self._unsearched -= len(free)
+        text = self._text.push(free) if free else ""
+        text += self._search.push(self._text.push(searched))
         return TextDelta(text, self._search.found)
 
     def finish(self) -> str:
         """Ends the tokens and returns what was held back, up to a stop string (see `stop_string`)."""
-        return self._search.push(self._text.finish()) + self._search.finish()
+        rest = self._text.finish()
+        return rest if self._unsearched else self._search.push(rest) + self._search.finish()

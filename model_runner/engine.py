@@ -34,10 +34,11 @@ from model_runner.engine_types import (
     FailureKind,
     StateListener,
 )
-from model_runner.generation import Generation, Outcome, abort_chunk
+from model_runner.generation import Generation, Outcome, end_chunk
 from model_runner.intake import Intake
 from model_runner.observer import EngineObserver, SilentObserver, StepReport
-from model_runner.request import Chunk, GenerateRequest, RequestView
+from model_runner.prompt_logprobs import draw_rows, note_prompt_logprobs
+from model_runner.request import Chunk, FinishReason, GenerateRequest, RequestView
 from model_runner.scheduler import Scheduler, StepPlan
 from model_runner.sequence import LiveRequest
 from model_runner.sequence import Sequence as LiveSequence
@@ -215,12 +216,15 @@ class Engine:
             return False
         self._note_admissions(plan, started)
         self._clock.lap("schedule")
-        logits = self._executor.execute([work.sequence.entry(work.num_tokens) for work in plan.work], plan.copies)
+        entries = [work.sequence.entry(work.num_tokens) for work in plan.work]
+        logits = self._executor.execute(entries, plan.copies)
         self._clock.lap("forward")
+        note_prompt_logprobs([work.sequence for work in plan.work], entries, logits)
         for work in plan.work:
             work.sequence.computed += work.num_tokens
         ready = [work.sequence for work in plan.work if not work.sequence.pending]
-        outcome = self._generation.advance(ready, logits, time.monotonic()) if ready else Outcome()
+        rows = [row for work, row in zip(plan.work, draw_rows(entries), strict=True) if not work.sequence.pending]
+        outcome = self._generation.advance(ready, rows, logits, time.monotonic()) if ready else Outcome()
         self._settle(outcome, [sequence for sequence in ready if sequence.told_too_much])
         self._clock.lap("deliver")
         self._losses = 0
@@ -352,7 +356,7 @@ class Engine:
         sequences = [sequence for live in lives for sequence in live.sequences]
         self._release(sequences)
         now = time.monotonic()
-        chunks = [abort_chunk(sequence, now) for sequence in sequences]
+        chunks = [end_chunk(sequence, FinishReason.ABORT, now) for sequence in sequences]
         self._close(chunks)
         self._deliver(chunks)
 

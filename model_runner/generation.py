@@ -6,13 +6,15 @@ import secrets
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from model_runner.detokenizer import Detokenizer
+from model_runner.logit_edits import LogitEdits
+from model_runner.logit_rules import LogitRules
 from model_runner.observer import EngineObserver
 from model_runner.request import Chunk, FinishReason, GenerateRequest, PositionLogprobs
-from model_runner.sampling import SamplingRows, logprobs, sample
+from model_runner.sampling import logprobs, sample
+from model_runner.sampling_rows import NO_TOKEN, SamplingRows
 from model_runner.sequence import LiveRequest, Sequence
 from model_runner.token_text import Tokenizer
 
@@ -28,14 +30,6 @@ class Outcome:
     forks: list[tuple[Sequence, list[Sequence]]] = field(default_factory=list)
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-
-    def note_draft(self, sequence: Sequence, accepted: int) -> None:
-        """Counts a draft that was verified, and how many of its tokens became the sequence's."""
-        drafted = len(sequence.draft)
-        self.drafted_tokens += drafted
-        self.accepted_tokens += accepted
-        sequence.live.drafted_tokens += drafted
-        sequence.live.accepted_tokens += accepted
 
 
 class Generation:
@@ -57,31 +51,34 @@ class Generation:
         """The sequence that computes the prompt; it becomes choice 0."""
         return self._choice(live, 0, list(live.request.prompt_token_ids))
 
-    def advance(self, ready: Seq[Sequence], logits: Tensor, now: float) -> Outcome:
-        """The next tokens of each of `ready`: one, and those before it that its draft had right.
+    def advance(self, ready: Seq[Sequence], rows: Seq[int], logits: Tensor, now: float) -> Outcome:
+        """The next tokens of each of `ready`: those that its draft had right, and one more.
 
-        logits: float32 [R, V]; each sequence has a row for its next token, and one behind each token of its draft. A
-        prompt that is complete for the first time splits into its choices here, which all draw from one row.
+        Their logits are in `rows` [R] of `logits`, float32 [S, V]; where there is a draft, the row is the one behind
+        its last token. A prompt that is complete for the first time splits into its choices here, which all draw from
+        one row.
         """
         outcome = Outcome()
-        rows: list[int] = []
+        source: list[int] = []
         drawing: list[Sequence] = []
-        row = 0
-        for sequence in ready:
-            width = 1 + len(sequence.draft)
+        for row, sequence in zip(rows, ready, strict=True):
             for each in (sequence, *self._split(sequence, outcome)):
-                rows.extend(range(row, row + width))
+                source.extend(range(row - len(each.draft), row + 1))
                 drawing.append(each)
-            row += width
-        if len(rows) > row:
-            logits = logits[torch.tensor(rows, device=logits.device)]
-        token_ids, positions = _draw(logits, drawing)
-        row = 0
+        token_ids, positions = _draw(logits, source, drawing)
+        first = 0
         for sequence in drawing:
-            last = row + agreeing(sequence.draft, token_ids[row : row + len(sequence.draft)])
-            self._accept(sequence, token_ids[row : last + 1], positions[row : last + 1], now, outcome)
-            row += 1 + len(sequence.draft)
+            last = first + len(sequence.draft)
+            right = agreeing(sequence.draft, token_ids[first:last])
+            end = first + right + 1
+            chunk = self._accept(sequence, token_ids[first:end], positions[first:end], now)
+            outcome.chunks.append(chunk)
+            outcome.drafted_tokens += len(sequence.draft)
+            outcome.accepted_tokens += min(right, len(chunk.token_ids))
+            if sequence.finish_reason is not None:
+                outcome.finished.append(sequence)
             sequence.draft = ()
+            first = last + 1
         return outcome
 
     def _choice(self, live: LiveRequest, index: int, token_ids: list[int]) -> Sequence:
@@ -93,7 +90,10 @@ class Generation:
             sequence_id=f"{request.request_id}/{index}",
             token_ids=token_ids,
             seed=seed % (1 << _SEED_BITS),
-            detokenizer=Detokenizer(self._tokenizer, request.stop.stop_strings),
+            detokenizer=Detokenizer(
+                self._tokenizer, request.stop.stop_strings, unsearched_tokens=request.stop.min_tokens
+            ),
+            rules=LogitRules.of(request, self._eos_token_ids),
         )
 
     def _split(self, parent: Sequence, outcome: Outcome) -> list[Sequence]:
@@ -111,45 +111,39 @@ class Generation:
         return children
 
     def _accept(
-        self,
-        sequence: Sequence,
-        token_ids: Seq[int],
-        positions: Seq[PositionLogprobs | None],
-        now: float,
-        outcome: Outcome,
-    ) -> None:
+        self, sequence: Sequence, token_ids: Seq[int], positions: Seq[PositionLogprobs | None], now: float
+    ) -> Chunk:
         """Appends drawn tokens until one ends the choice, and says what the client sees of them.
 
-        All but the last were in the draft, so that their K/V is there.
+        All but the last were in the draft, so that their K/V is there; the last may be NO_TOKEN.
         """
         live = sequence.live
         text = ""
-        stop_token_id: int | None = None
-        stop_string: str | None = None
         kept = 0
-        while kept < len(token_ids) and sequence.finish_reason is None:
-            self._append(sequence, token_ids[kept], now)
-            new_text, stop_token_id, stop_string = self._read(sequence, token_ids[kept])
+        for token_id in token_ids:
+            if token_id != NO_TOKEN:
+                kept += 1
+                self._append(sequence, token_id, now)
+            new_text, stop_token_id, stop_string = self._read(sequence, token_id)
             text += new_text
-            kept += 1
+            if sequence.finish_reason is not None:
+                live.sequences.remove(sequence)
+                break
         accepted = min(kept, len(token_ids) - 1)
         sequence.computed += accepted
-        outcome.note_draft(sequence, accepted)
-        if sequence.finish_reason is not None:
-            live.sequences.remove(sequence)
-            outcome.finished.append(sequence)
-        outcome.chunks.append(
-            Chunk(
-                request_id=live.request.request_id,
-                choice_index=sequence.choice_index,
-                token_ids=tuple(token_ids[:kept]),
-                text=text,
-                logprobs=tuple(position for position in positions[:kept] if position is not None),
-                finish_reason=sequence.finish_reason,
-                stop_token_id=stop_token_id,
-                stop_string=stop_string,
-                usage=None if live.sequences else live.usage(now),
-            )
+        live.drafted_tokens += len(sequence.draft)
+        live.accepted_tokens += accepted
+        return Chunk(
+            request_id=live.request.request_id,
+            choice_index=sequence.choice_index,
+            token_ids=tuple(token_ids[:kept]),
+            text=text,
+            logprobs=tuple(position for position in positions[:kept] if position is not None),
+            finish_reason=sequence.finish_reason,
+            stop_token_id=stop_token_id,
+            stop_string=stop_string,
+            usage=None if live.sequences else live.usage(now),
+            prompt_logprobs=live.take_prompt_logprobs(),
         )
 
     def _append(self, sequence: Sequence, token_id: int, now: float) -> None:
@@ -162,11 +156,11 @@ class Generation:
         """The new text, and the token or string that ends the choice, if one does."""
         stop = sequence.live.request.stop
         is_eos = token_id in self._eos_token_ids and not stop.ignore_eos
-        if is_eos or token_id in stop.stop_token_ids:
+        if is_eos or token_id in stop.stop_token_ids or token_id == NO_TOKEN:
             sequence.finish_reason = FinishReason.STOP
             text = sequence.detokenizer.finish()
             stop_string = sequence.detokenizer.stop_string
-            return text, None if stop_string else token_id, stop_string
+            return text, None if stop_string or token_id == NO_TOKEN else token_id, stop_string
         delta = sequence.detokenizer.push((token_id,))
         if delta.stop_string is not None:
             sequence.finish_reason = FinishReason.STOP
@@ -198,33 +192,48 @@ def agreeing(draft: Seq[int], drawn: Seq[int]) -> int:
     return next((place for place, (guess, token) in pairs if guess != token), len(draft))
 
 
-def abort_chunk(sequence: Sequence, now: float) -> Chunk:
+def end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
     """Ends one choice without another token; the held-back text goes out."""
     live = sequence.live
-    sequence.finish_reason = FinishReason.ABORT
+    sequence.finish_reason = reason
     live.sequences.remove(sequence)
+    text = sequence.detokenizer.finish()
     return Chunk(
         request_id=live.request.request_id,
         choice_index=sequence.choice_index,
         token_ids=(),
-        text=sequence.detokenizer.finish(),
-        finish_reason=FinishReason.ABORT,
+        text=text,
+        finish_reason=reason,
+        stop_string=sequence.detokenizer.stop_string if reason is FinishReason.STOP else None,
         usage=None if live.sequences else live.usage(now),
+        prompt_logprobs=live.take_prompt_logprobs() if live.forked else (),
     )
 
 
-def _draw(logits: Tensor, drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
-    """A token for each row of logits, with its log-probabilities. A draft makes several rows of a sequence.
+def _draw(logits: Tensor, source: Seq[int], drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
+    """Tokens, or NO_TOKEN, and log-probabilities; the logits of each draw are in the row that `source` says.
 
-    Each row is drawn as if the tokens of the draft before it had been taken: if they were not, nobody looks at it.
+    A sequence draws once, and once after each token of its draft, as if the tokens before had been taken: if they were
+    not, nobody looks at it.
     """
-    drawn = [(sequence, ahead) for sequence in drawing for ahead in range(1 + len(sequence.draft))]
-    requests: list[GenerateRequest] = [sequence.live.request for sequence, _ in drawn]
+    draws = [(sequence, ahead) for sequence in drawing for ahead in range(1 + len(sequence.draft))]
+    requests: list[GenerateRequest] = [sequence.live.request for sequence, _ in draws]
     rows = SamplingRows.of(
         [request.sampling for request in requests],
-        [sequence.seed for sequence, _ in drawn],
-        [len(sequence.token_ids) + ahead for sequence, ahead in drawn],
+        [sequence.seed for sequence, _ in draws],
+        [len(sequence.token_ids) + ahead for sequence, ahead in draws],
     )
-    token_ids = sample(logits, rows)
-    positions = logprobs(logits, token_ids, [request.logprobs for request in requests])
-    return token_ids.tolist(), positions
+    edits = None
+    if any(sequence.rules or sequence.constraint for sequence in drawing):
+        edits = [_edits(sequence, sequence.draft[:ahead], logits.shape[1]) for sequence, ahead in draws]
+    drawn = sample(logits, rows, edits, source)
+    token_ids = drawn.tolist()
+    asked = [None if token == NO_TOKEN else each.logprobs for token, each in zip(token_ids, requests, strict=True)]
+    return token_ids, logprobs(logits, drawn, asked, source)
+
+
+def _edits(sequence: Sequence, draft: Seq[int], vocabulary: int) -> LogitEdits | None:
+    form = None if sequence.constraint is None else sequence.constraint.mask()
+    if sequence.rules is not None:
+        return sequence.rules.edits(sequence.token_ids, vocabulary, form, draft)
+    return None if form is None else LogitEdits(mask=form)

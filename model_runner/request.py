@@ -6,6 +6,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 MAX_TEMPERATURE = 100.0
+MAX_REPETITION_PENALTY = 100.0
+MAX_ADDITIVE_PENALTY = 2.0
+"""Of presence_penalty and frequency_penalty, above or below 0."""
+MAX_LOGIT_BIAS = 100.0
+MAX_BIASED_TOKENS = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_BYTES = 1024
 MAX_CHOICES = 64
 MAX_LOGPROBS = 100
 MAX_STOP_STRINGS = 64
@@ -147,7 +154,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """Natural log-probabilities at one position, before temperature and filters: the chosen token's, and the top's."""
+    """Natural log-probabilities at one position, of the model's own logits: the chosen token's, and the top's."""
 
     token_id: int
     logprob: float

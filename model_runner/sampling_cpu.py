@@ -1,16 +1,19 @@
-"""Sampling on a CPU, row after row: a row's numbers stay in the cache, and no thread waits for another.
-
-The arithmetic is that of model_runner.sampling, which works on all rows at once, as devices like it.
-"""
+"""Sampling in numpy, row after row, where there are no kernels: a row's numbers stay in the cache."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-WEIGHT_UNIT = 2.0**44
+from model_runner.request import PositionLogprobs
+from model_runner.sampling_rows import NO_TOKEN, SamplingRows
+from model_runner.sampling_weights import LOG2_OF_E, WEIGHT_UNIT, log_of_sum, scales, weigh
+
 # A nucleus is almost always this small; sorting a whole vocabulary for it costs several times as much.
 _FIRST_LOOK = 1024
 _NEXT_LOOK = 4
@@ -20,18 +23,41 @@ _ID_BITS = 31
 _ID_MASK = (1 << _ID_BITS) - 1
 
 
-def draw(
-    logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float, min_p: float, uniform: float
-) -> int:
-    """The token that `uniform`, in [0, 1), stands for under logits [V]; temperature is above 0.
+def sample_by_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """sample() of model_runner.sampling, of logits on a CPU."""
+    array = logits.numpy()
+    tokens = array.argmax(axis=1)
+    possible = array[np.arange(len(array)), tokens] > -np.inf
+    drawn = np.flatnonzero(possible & (rows.temperature > 0))
+    for row, scale in zip(drawn.tolist(), scales(rows.temperature[drawn]).tolist(), strict=True):
+        tokens[row] = draw(
+            array[row],
+            scale,
+            int(rows.top_k[row]),
+            float(rows.top_p[row]),
+            float(rows.min_p[row]),
+            float(rows.uniform[row]),
+        )
+    tokens[~possible] = NO_TOKEN
+    return torch.from_numpy(tokens)
 
-    What the filters do is said at model_runner.sampling.sample().
+
+def logprobs_by_rows(logits: Tensor, token_ids: Tensor, counts: Sequence[int]) -> list[PositionLogprobs]:
+    """logprobs() of model_runner.sampling, of rows that all asked for some."""
+    chosen = zip(logits.numpy(), token_ids.tolist(), counts, strict=True)
+    return [_position(row, token, count) for row, token, count in chosen]
+
+
+def draw(logits: NDArray[np.float32], scale: float, top_k: int, top_p: float, min_p: float, uniform: float) -> int:
+    """The token that `uniform`, in [0, 1), stands for under logits [V], of which one is finite.
+
+    scale: that of the temperature. What the filters do is said at model_runner.sampling.sample().
     """
     if 0 < top_k < len(logits):
         # What top_k leaves is a small vocabulary, in the order of ids.
         kept = np.sort(best(logits, top_k))
-        return int(kept[draw(logits[kept], temperature, 0, top_p, min_p, uniform)])
-    weights = _weights(logits, temperature)
+        return int(kept[draw(logits[kept], scale, 0, top_p, min_p, uniform)])
+    weights = weigh(logits, scale)
     if top_p >= 1:
         return _invert(_without_the_unlikely(weights, min_p), uniform)
     kept = _nucleus(logits, weights, top_p)
@@ -49,21 +75,11 @@ def best(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     return _ID_MASK - (ranks[:count] & _ID_MASK)
 
 
-def log_sum_exp(logits: NDArray[np.float32]) -> float:
-    """ln of the sum of e^logit, in double precision."""
-    most = float(logits.max())
-    return most + math.log(np.exp(logits.astype(np.float64) - most).sum())
-
-
-def _weights(logits: NDArray[np.float32], temperature: float) -> NDArray[np.int64]:
-    """Unnormalised probabilities, [V]: 2^44 for the likeliest token."""
-    scaled = logits.astype(np.float64)
-    scaled -= scaled.max()
-    with np.errstate(over="ignore"):
-        scaled /= temperature
-    np.exp(scaled, out=scaled)
-    scaled *= WEIGHT_UNIT
-    return scaled.astype(np.int64)
+def _position(logits: NDArray[np.float32], token_id: int, count: int) -> PositionLogprobs:
+    norm = log_of_sum(float(logits.max()), int(weigh(logits, LOG2_OF_E).sum()))
+    ids = best(logits, count)
+    top = zip(ids.tolist(), (logits[ids].astype(np.float64) - norm).tolist(), strict=True)
+    return PositionLogprobs(token_id, float(logits[token_id]) - norm, tuple(top))
 
 
 def _ranks(logits: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.int64]:

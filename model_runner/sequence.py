@@ -9,8 +9,9 @@ from model_runner.batch import BatchEntry
 from model_runner.books import AllocationRequest, BlockGrant, SequenceUpdate
 from model_runner.constraint import Constraint
 from model_runner.detokenizer import Detokenizer
+from model_runner.logit_rules import LogitRules
 from model_runner.prompt_lookup import PromptLookup
-from model_runner.request import FinishReason, GenerateRequest, RequestView, Usage
+from model_runner.request import FinishReason, GenerateRequest, PositionLogprobs, RequestView, Usage
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +31,18 @@ class LiveRequest:
     sequences: list[Sequence] = field(default_factory=list)
     """The choices that have not finished; until the prompt is computed only the first, which stands for all."""
     forked: bool = False
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, as far as they are known; the first chunk takes them along."""
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt are still to be found, for which its tokens must be computed."""
+        return self.request.prompt_logprobs is not None and not self.forked
+
+    def take_prompt_logprobs(self) -> tuple[PositionLogprobs, ...]:
+        """What the request's first chunk takes along; nothing is left for others."""
+        taken, self.prompt_logprobs = tuple(self.prompt_logprobs), []
+        return taken
 
     @property
     def is_running(self) -> bool:
@@ -80,6 +93,7 @@ class Sequence:
     token_ids: list[int]
     seed: int
     detokenizer: Detokenizer
+    rules: LogitRules | None = None
     constraint: Constraint | None = None
     block_table: list[int] = field(default_factory=list)
     computed: int = 0
@@ -112,17 +126,18 @@ class Sequence:
         return len(self.block_table) * block_size - len(self.token_ids)
 
     def entry(self, num_tokens: int) -> BatchEntry:
-        """The next `num_tokens` tokens as the executor computes them; the last of them is followed by a draw.
+        """The next `num_tokens` tokens as the executor computes them, with logits for a draw and the prompt's own.
 
-        So is each token of the draft, which comes behind them.
+        Behind them comes the draft, with logits for a draw after each of its tokens.
         """
-        first = self.computed
-        ends = num_tokens == self.pending
+        first, end = self.computed, self.computed + num_tokens
+        # Those of a token are for the one after it; `known` of the prompt's have been read.
+        known = len(self.live.prompt_logprobs) if self.live.wants_prompt_logprobs else len(self.token_ids) - 1
         return BatchEntry(
-            token_ids=[*self.token_ids[first : first + num_tokens], *self.draft],
+            token_ids=[*self.token_ids[first:end], *self.draft],
             first_position=first,
             block_table=self.block_table,
-            num_logits=1 + len(self.draft) if ends else 0,
+            num_logits=max(0, end - max(first, known)) + len(self.draft),
         )
 
     def allocation(self, headroom_blocks: int, promised_tokens: int) -> AllocationRequest:
@@ -137,7 +152,7 @@ class Sequence:
             self.token_ids,
             headroom_blocks=headroom_blocks,
             cache_salt=request.cache_salt,
-            skip_cache_read=request.skip_cache_read,
+            skip_cache_read=request.skip_cache_read or self.live.wants_prompt_logprobs,
             resumed=self.admitted_before,
             promised_tokens=promised_tokens,
             retention=retention,

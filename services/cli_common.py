@@ -51,12 +51,12 @@ def rpc_failed(error: grpc.RpcError, what: str, address: str) -> StartupError:
     return StartupError(f"No {what} answers at {address} ({cause}); is it running?")
 
 
-def parse_ids(text: str) -> list[int]:
+def parse_ids(text: str, option: str = "--token-ids") -> list[int]:
     """Reads token ids as '1,2,3'. Raises StartupError."""
     try:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise StartupError(f"--token-ids {text!r} must be whole numbers separated by commas.") from None
+        raise StartupError(f"{option} {text!r} must be whole numbers separated by commas.") from None
 
 
 def print_json(value: Any) -> None:

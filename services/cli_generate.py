@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
 from octavo.runner.v1 import model_runner_pb2 as pb
 
-from model_runner.request import Chunk, Usage
+from model_runner.request import Chunk, PositionLogprobs, Usage
 from services.cli_common import SALT_VARIABLES, parse_ids, print_json
 from services.client import Client, OctavoError, generate_request
 from services.config import ClientSettings
@@ -55,6 +56,34 @@ def generate(
     seed: Annotated[
         int | None, typer.Option("--seed", help="Makes the draws repeatable.", show_default="a new one each time")
     ] = None,
+    repetition_penalty: Annotated[
+        float,
+        typer.Option("--repetition-penalty", help="Above 1: tokens that the text has already come less likely again."),
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float,
+        typer.Option("--presence-penalty", help="Taken from the logit of each token that the answer has; -2 to 2."),
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float,
+        typer.Option("--frequency-penalty", help="The same for each time that the answer has the token; -2 to 2."),
+    ] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--logit-bias", metavar="ID=BIAS", help="Add to a token's logit, -100 to 100; may be given several times."
+        ),
+    ] = None,
+    allowed_token_ids: Annotated[
+        str | None, typer.Option("--allowed-token-ids", help="Draw no other tokens than these.", metavar="1,2,3")
+    ] = None,
+    bad_word: Annotated[
+        list[str] | None,
+        typer.Option("--bad-word", help="A word that the answer must not have; may be given several times."),
+    ] = None,
+    min_tokens: Annotated[
+        int, typer.Option("--min-tokens", help="Tokens to generate before an end token or --stop may end the answer.")
+    ] = 0,
     n: Annotated[int, typer.Option("--n", help="Independent answers; the prompt is computed once.")] = 1,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")
@@ -63,6 +92,10 @@ def generate(
     logprobs: Annotated[
         int | None,
         typer.Option("--logprobs", help="With --json: log-probabilities of each token and of so many candidates."),
+    ] = None,
+    prompt_logprobs: Annotated[
+        int | None,
+        typer.Option("--prompt-logprobs", help="The same for each token of the prompt, which is computed whole."),
     ] = None,
     request_id: Annotated[
         str, typer.Option("--request-id", help="Name of the request; the server makes one up if it has none.")
@@ -117,10 +150,18 @@ def generate(
         top_k=top_k,
         min_p=min_p,
         seed=seed,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=_parse_biases(logit_bias or ()),
+        allowed_token_ids=parse_ids(allowed_token_ids, "--allowed-token-ids") if allowed_token_ids else None,
+        bad_words=bad_word or (),
+        min_tokens=min_tokens,
         n=n,
         stop=stop or (),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         request_id=request_id,
         cache_salt=cache_salt,
         skip_cache_read=skip_cache_read,
@@ -264,6 +305,18 @@ def _request_of(prompt: dict[str, Any], **options: Any) -> Any:
         raise StartupError(f"The request cannot be sent: {error}.") from None
 
 
+def _parse_biases(texts: Sequence[str]) -> dict[int, float]:
+    """Biases by token id, from ID=BIAS each."""
+    biases = {}
+    for text in texts:
+        token_id, _, bias = text.partition("=")
+        try:
+            biases[int(token_id)] = float(bias)
+        except ValueError:
+            raise StartupError(f"--logit-bias {text!r} is not ID=BIAS, as in 504=-1.5.") from None
+    return biases
+
+
 def _show(chunk: Chunk, answer: Answer, json: bool) -> None:
     """One chunk as it comes. Several choices would mix on a terminal, so there they are shown when they are whole."""
     if json:
@@ -294,12 +347,15 @@ def _chunk_json(chunk: Chunk) -> dict[str, Any]:
         "text": chunk.text,
         "finish_reason": chunk.finish_reason.value if chunk.finish_reason else None,
     }
-    if chunk.logprobs:
-        line["logprobs"] = [
-            {"token_id": each.token_id, "logprob": each.logprob, "top": [list(pair) for pair in each.top]}
-            for each in chunk.logprobs
-        ]
+    for name in ("logprobs", "prompt_logprobs"):
+        if positions := getattr(chunk, name):
+            line[name] = [_position_json(each) for each in positions]
     return line
+
+
+def _position_json(position: PositionLogprobs) -> dict[str, Any]:
+    top = [list(pair) for pair in position.top]
+    return {"token_id": position.token_id, "logprob": position.logprob, "top": top}
 
 
 def _usage_json(usage: Usage | None) -> dict[str, Any] | None:

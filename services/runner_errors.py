@@ -6,7 +6,7 @@ import grpc
 
 from model_runner.chat_template import ChatTemplateError
 from model_runner.engine_types import DuplicateRequest, EngineStopped, QueueFull
-from model_runner.validation import InvalidRequest
+from model_runner.invalid import InvalidRequest
 from services.errors import RUNNER_DOMAIN, RpcFailure
 
 QUEUE_RETRY_SECONDS = 1.0

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import grpc
 from octavo.runner.v1 import model_runner_pb2 as pb
@@ -15,12 +16,17 @@ from octavo.runner.v1 import model_runner_pb2_grpc
 
 from model_runner.engine import Engine
 from model_runner.engine_types import EngineState
+from model_runner.invalid import InvalidRequest
 from model_runner.request import GenerateRequest
 from model_runner.tokenizer import Tokenizer
-from model_runner.validation import InvalidRequest, Limits, check_text_size, validate
+from model_runner.validation import Limits, check_text_size, validate
+from services.bad_words import tokenised_words
 from services.runner_errors import NotReady, UnknownModel
 from services.runner_wire import field_path, read_request, write_chunk, write_view
 from services.streams import Streams
+
+Tokens = TypeVar("Tokens")
+BadWords = tuple[tuple[int, ...], ...]
 
 LONG_TEXT = 16_384
 """Characters from which on texts are tokenised one at a time: at once they would take every core from the model."""
@@ -56,7 +62,8 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         served = self._ready(request.model)
         prompt_token_ids = await self._prompt_token_ids(served, request)
-        parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids)
+        bad_words = await self._bad_words(served, request.sampling.bad_words)
+        parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids, bad_words)
         _validate(request, parsed, served.limits)
         live = served.engine.submit(parsed)
         stream = self.streams.open(parsed.request_id)
@@ -128,7 +135,12 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
             case _:
                 raise InvalidRequest("prompt", "The request has no prompt; give text, token_ids or chat.")
 
-    async def _tokenised(self, size: int, work: Callable[[], list[int]]) -> list[int]:
+    async def _bad_words(self, served: ServedModel, words: Sequence[str]) -> BadWords:
+        if not words:
+            return ()
+        return await self._tokenised(sum(map(len, words)), partial(tokenised_words, served.tokenizer, words))
+
+    async def _tokenised(self, size: int, work: Callable[[], Tokens]) -> Tokens:
         """Tokenises `size` characters in another thread; long texts wait for each other, short ones for none."""
         threads = self._long_texts if size >= LONG_TEXT else None
         return await asyncio.get_running_loop().run_in_executor(threads, work)

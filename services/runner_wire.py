@@ -55,8 +55,16 @@ def field_path(message: pb.GenerateRequest, field: str) -> str:
     return FIELD_PATHS.get(field, field)
 
 
-def read_request(message: pb.GenerateRequest, request_id: str, prompt_token_ids: Sequence[int]) -> GenerateRequest:
-    """A request as the engine knows it; values are taken as they are, for validation to judge."""
+def read_request(
+    message: pb.GenerateRequest,
+    request_id: str,
+    prompt_token_ids: Sequence[int],
+    bad_words: tuple[tuple[int, ...], ...] = (),
+) -> GenerateRequest:
+    """A request as the engine knows it; values are taken as they are, for validation to judge.
+
+    bad_words: the tokens of the message's own.
+    """
     sampling, stop = message.sampling, message.stop
     return GenerateRequest(
         request_id=request_id,
@@ -74,6 +82,7 @@ def read_request(message: pb.GenerateRequest, request_id: str, prompt_token_ids:
             allowed_token_ids=(
                 frozenset(sampling.allowed_token_ids.ids) if sampling.HasField("allowed_token_ids") else None
             ),
+            bad_words=bad_words,
         ),
         stop=StopConditions(
             max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,

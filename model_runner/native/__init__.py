@@ -126,6 +126,8 @@ _SIGNATURES: dict[str, tuple[type | None, list]] = {
     "octavo_before_attention": (c_int32, [c_void_p, POINTER(CBatch), c_int64, c_void_p]),
     "octavo_after_attention": (c_int32, [c_void_p, POINTER(CBatch), c_int64, c_void_p]),
     "octavo_end": (c_int32, [c_void_p, POINTER(CBatch), c_void_p]),
+    "octavo_draw": (c_int32, [c_void_p, c_void_p]),
+    "octavo_logprobs": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
 }
 
 

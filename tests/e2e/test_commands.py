@@ -89,6 +89,26 @@ class TestGenerate:
         for chunk, recorded in zip(chunks, CLEAR["logprobs"], strict=False):
             assert chunk["logprobs"][0]["logprob"] == pytest.approx(recorded, abs=1e-3)
 
+    def test_rules_and_log_probabilities_of_the_prompt(self, stack: Stack) -> None:
+        """A bias brings a word in, a bad word keeps one out, and recorded outputs tell their own probabilities."""
+        plain = ("--max-tokens", "12", "--ignore-eos", "--json")
+        word = next(each for each in CLEAR["text"].split() if each.isalpha() and len(each) > 3)
+        texts = [
+            json_lines(generate(stack, CLEAR["prompt"], *plain, *options).stdout)[-1]["text"]
+            for options in (
+                ("--bad-word", word),
+                ("--logit-bias", f"{CLEAR['output_ids'][0]}=-100"),
+                ("--allowed-token-ids", "504,253", "--min-tokens", "3", "--repetition-penalty", "1.5"),
+                ("--presence-penalty", "2", "--frequency-penalty", "2"),
+            )
+        ]
+        assert word not in texts[0]
+        assert not CLEAR["text"].startswith(texts[1][:3])
+        ids = ",".join(map(str, [*CLEAR["prompt_token_ids"], *CLEAR["output_ids"]]))
+        first = json_lines(generate(stack, "--token-ids", ids, *plain, "--prompt-logprobs", "1").stdout)[0]
+        known = [each["logprob"] for each in first["prompt_logprobs"]][len(CLEAR["prompt_token_ids"]) - 1 :]
+        assert known == pytest.approx(CLEAR["logprobs"], abs=1e-3)
+
     def test_options_come_from_the_environment_too(self, stack: Stack) -> None:
         done = run_octavo("generate", "a", "--json", OCTAVO_RUNNER_ADDRESS=stack.runner_address, OCTAVO_MAX_TOKENS="3")
         assert len(json_lines(done.stdout)[-1]["token_ids"]) == 3
@@ -100,6 +120,9 @@ class TestGenerate:
             (("a", "--token-ids", "1"), "Give either a text or --token-ids."),
             (("--token-ids", "1,x"), "'1,x' must be whole numbers"),
             (("--token-ids", "-1"), "cannot be sent"),
+            (("a", "--allowed-token-ids", "x"), "--allowed-token-ids 'x' must be whole numbers"),
+            (("a", "--logit-bias", "5:1"), "--logit-bias '5:1' is not ID=BIAS"),
+            (("a", "--bad-word", ""), "Bad word 0"),
             (("a", "--max-tokens", "0"), "INVALID_ARGUMENT"),
             (("a", "--top-p", "0"), "top_p is 0.0"),
             (("a", "--n", "2000000000"), "num_choices is 2000000000"),

@@ -112,6 +112,7 @@ class Harness:
             stop_strings=options.pop("stop_strings", ()),
             stop_token_ids=frozenset(options.pop("stop_token_ids", ())),
             ignore_eos=options.pop("ignore_eos", False),
+            min_tokens=options.pop("min_tokens", 0),
         )
         self.engine.submit(GenerateRequest(request_id, tuple(prompt), sampling, stop, **options))
 

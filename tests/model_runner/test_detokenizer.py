@@ -301,6 +301,15 @@ def test_a_stop_string_may_be_completed_by_what_finish_flushes() -> None:
     assert detokenizer.stop_string == "a😀"
 
 
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_no_stop_string_is_looked_for_in_the_first_tokens(size: int) -> None:
+    """One of the stop strings is among them, one goes over their end, one comes after."""
+    ids = BYTES_ONLY.encode("abcdefghcd")
+    chunks = [ids[begin : begin + size] for begin in range(0, len(ids), size)]
+    assert stream(Detokenizer(BYTES_ONLY, ["bc", "de", "cd"], unsearched_tokens=4), chunks) == ("abcdefgh", "cd")
+    assert stream(Detokenizer(BYTES_ONLY, ["bc", "de", "cd"], unsearched_tokens=11), chunks) == ("abcdefghcd", None)
+
+
 def test_nothing_pushed_is_nothing_said() -> None:
     detokenizer = Detokenizer(LLAMA, ["a"])
     assert detokenizer.push([]) == TextDelta("", None)

@@ -110,6 +110,40 @@ class TestTheSameAnswer:
             hits = {IndexKind.NONE: 0, IndexKind.HASH: 84, IndexKind.RADIX: 87}
             assert usage_of(harness, "b").cached_tokens == hits[index]
 
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_under_rules_that_depend_on_the_tokens_so_far(self, temperature: float) -> None:
+        """Each draw is made as if the guesses before it had been taken: their counts, their words, their number."""
+        rules = SamplingParams(
+            temperature,
+            seed=5,
+            repetition_penalty=1.05,
+            presence_penalty=0.1,
+            frequency_penalty=0.05,
+            logit_bias=((3, 1.0),),
+            bad_words=((1, 2), (7,), (20, 21, 22)),
+        )
+        outcomes = []
+        for guesses in (0, 6):
+            with speculating(guesses, eos=range(0, 40, 3)) as harness:
+                harness.submit("a", prompt_of(30), OUTPUTS, sampling=rules, min_tokens=40, logprobs=3)
+                outcomes.append(seen(harness, "a"))
+                usage = usage_of(harness, "a")
+        assert outcomes[0] == outcomes[1]
+        assert_both(usage)
+
+    @pytest.mark.parametrize("guesses", [0, 6])
+    def test_until_no_token_is_possible(self, guesses: int) -> None:
+        """Only three tokens are allowed, and after 9 8 7 none may come: the answer ends there, amid a draft or not."""
+        sampling = SamplingParams(
+            allowed_token_ids=frozenset({7, 8, 9}),
+            logit_bias=((9, 50.0),),
+            bad_words=((7, 7), (7, 8), (7, 9), (8, 8), (8, 9), (9, 9), (9, 7)),
+        )
+        with speculating(guesses) as harness:
+            harness.submit("a", [1, 9, 8, 7, 3, 9, 8, 7, 2], OUTPUTS, sampling=sampling)
+            assert harness.tokens("a") == [9, 8, 7]
+            assert harness.last("a").finish_reason is FinishReason.STOP
+
     def test_a_request_that_leaves_nothing_in_the_cache_leaves_no_guesses_there(self) -> None:
         prompt = prompt_of(30)
         with speculating() as harness:

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_runner.invalid import InvalidRequest
 from model_runner.request import GenerateRequest, Retention, SamplingParams, StopConditions
-from model_runner.validation import InvalidRequest, Limits, check_text_size, validate
+from model_runner.validation import Limits, check_text_size, validate
+from model_runner.validation_sampling import check_bad_words
 
 LIMITS = Limits(vocab_size=1000, max_sequence_tokens=64)
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
@@ -59,6 +61,23 @@ def request_with(field: str, value: object) -> GenerateRequest:
         ("min_p", math.nan, ["nan", "0 to 1"]),
         ("seed", -1, ["-1", "0 to 18446744073709551615"]),
         ("seed", 2**64, ["18446744073709551616", "0 to 18446744073709551615"]),
+        ("repetition_penalty", 0.0, ["0.0", "above 0", "100"]),
+        ("repetition_penalty", -1.0, ["-1.0"]),
+        ("repetition_penalty", 100.5, ["100.5"]),
+        ("repetition_penalty", math.nan, ["nan"]),
+        ("presence_penalty", 2.1, ["2.1", "-2.0 to 2.0"]),
+        ("presence_penalty", math.nan, ["nan"]),
+        ("frequency_penalty", -2.1, ["-2.1", "-2.0 to 2.0"]),
+        ("frequency_penalty", math.inf, ["inf"]),
+        ("logit_bias", tuple((token, 1.0) for token in range(1000)) * 2, ["2000", "1024"]),
+        ("logit_bias", ((1, 1.0), (1000, 1.0)), ["1000", "0 to 999"]),
+        ("logit_bias", ((-1, 1.0),), ["-1", "0 to 999"]),
+        ("logit_bias", ((5, 100.5),), ["token 5", "100.5", "-100.0 to 100.0"]),
+        ("logit_bias", ((5, math.nan),), ["token 5", "nan"]),
+        ("allowed_token_ids", frozenset(), ["empty", "1 token"]),
+        ("allowed_token_ids", frozenset({3, 1000}), ["1000", "0 to 999"]),
+        ("bad_words", ((1,), ()), ["no tokens"]),
+        ("bad_words", ((1, 1000),), ["1000", "0 to 999"]),
         ("max_tokens", 0, ["is 0", "at least 1"]),
         ("max_tokens", -7, ["-7", "at least 1"]),
         ("stop_strings", ("x",) * 65, ["65", "64"]),
@@ -69,6 +88,8 @@ def request_with(field: str, value: object) -> GenerateRequest:
         ("stop_token_ids", frozenset(range(257)), ["257", "256"]),
         ("stop_token_ids", frozenset({1, 1000}), ["1000", "0 to 999"]),
         ("stop_token_ids", frozenset({1, -3}), ["-3", "0 to 999"]),
+        ("min_tokens", -1, ["-1", "0 to 2147483647"]),
+        ("min_tokens", 2**31, ["2147483648", "0 to 2147483647"]),
         ("tenant", "t" * 129, ["129", "128"]),
         ("tenant", "a\nb", ["U+000A", "index 1"]),
         ("num_choices", 0, ["0", "1 to 64"]),
@@ -76,6 +97,8 @@ def request_with(field: str, value: object) -> GenerateRequest:
         ("num_choices", 65, ["65", "1 to 64"]),
         ("logprobs", -1, ["-1", "0 to 100"]),
         ("logprobs", 101, ["101", "0 to 100"]),
+        ("prompt_logprobs", -1, ["-1", "0 to 100"]),
+        ("prompt_logprobs", 101, ["101", "0 to 100"]),
         ("cache_salt", "s" * 129, ["129", "128"]),
         ("cache_salt", "€" * 43, ["129", "128"]),
         ("priority", -1, ["-1", "0 to 100"]),
@@ -122,6 +145,13 @@ def test_refused_with_the_field_and_the_numbers(field: str, value: object, words
         ("seed", None),
         ("seed", 0),
         ("seed", 2**64 - 1),
+        ("repetition_penalty", 5e-324),
+        ("repetition_penalty", 100.0),
+        ("presence_penalty", -2.0),
+        ("frequency_penalty", 2.0),
+        ("logit_bias", ((0, -100.0), (999, 100.0))),
+        ("allowed_token_ids", frozenset({0, 999})),
+        ("bad_words", ((0,), (999, 0, 999))),
         ("max_tokens", None),
         ("max_tokens", 1),
         ("max_tokens", 2**31 - 1),
@@ -129,11 +159,14 @@ def test_refused_with_the_field_and_the_numbers(field: str, value: object, words
         ("stop_strings", ("x" * 1024, "é" * 512, "\n")),
         ("stop_token_ids", frozenset(range(256))),
         ("stop_token_ids", frozenset({0, 999})),
+        ("min_tokens", 2**31 - 1),
         ("num_choices", 1),
         ("num_choices", 64),
         ("logprobs", None),
         ("logprobs", 0),
         ("logprobs", 100),
+        ("prompt_logprobs", 0),
+        ("prompt_logprobs", 100),
         ("cache_salt", ""),
         ("cache_salt", "s" * 128),
         ("priority", 0),
@@ -167,6 +200,37 @@ def test_no_more_choices_than_may_run_at_once() -> None:
         validate(request_with("num_choices", 9), few)
 
 
+def test_no_more_tokens_at_least_than_at_most() -> None:
+    def request(least: int) -> GenerateRequest:
+        return dataclasses.replace(PLAIN, stop=StopConditions(max_tokens=9, min_tokens=least))
+
+    assert validate(request(9), LIMITS) is None
+    with pytest.raises(
+        InvalidRequest, match=r"min_tokens is 10; use a number from 0 to 9, which is max_tokens\."
+    ) as caught:
+        validate(request(10), LIMITS)
+    assert caught.value.field == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["x"] * 257, "257 entries; the most is 256"),
+        (["x", ""], "Bad word 1 .* has 0 bytes"),
+        (["x" * 1025], "Bad word 0 .* has 1025 bytes"),
+        (["€" * 342], "has 1026 bytes"),
+    ],
+)
+def test_bad_words_that_are_too_many_or_of_a_wrong_size(words: list[str], sentence: str) -> None:
+    with pytest.raises(InvalidRequest, match=sentence) as caught:
+        check_bad_words(words)
+    assert caught.value.field == "bad_words"
+
+
+def test_bad_words_up_to_the_edge() -> None:
+    assert check_bad_words(["x", "€" * 341] * 128) is None
+
+
 def test_an_invalid_request_is_a_value_error() -> None:
     assert issubclass(InvalidRequest, ValueError)
 
@@ -184,15 +248,23 @@ REQUESTS = st.builds(
         top_p=NUMBERS,
         min_p=NUMBERS,
         seed=st.none() | INTEGERS,
+        repetition_penalty=NUMBERS,
+        presence_penalty=NUMBERS,
+        frequency_penalty=NUMBERS,
+        logit_bias=st.lists(st.tuples(st.integers(-1, 1001), NUMBERS), max_size=3).map(tuple),
+        allowed_token_ids=st.none() | st.frozensets(st.integers(-1, 1001), max_size=5),
+        bad_words=st.lists(st.lists(st.integers(-1, 1001), max_size=3).map(tuple), max_size=3).map(tuple),
     ),
     stop=st.builds(
         StopConditions,
         max_tokens=st.none() | INTEGERS,
         stop_strings=st.lists(st.text(max_size=400), max_size=70).map(tuple),
         stop_token_ids=st.frozensets(st.integers(-1, 1001), max_size=300),
+        min_tokens=INTEGERS,
     ),
     num_choices=INTEGERS,
     logprobs=st.none() | INTEGERS,
+    prompt_logprobs=st.none() | INTEGERS,
     cache_salt=st.text(max_size=140),
     retention=st.builds(Retention, priority=INTEGERS, pin_seconds=NUMBERS),
     queue_priority=INTEGERS,
@@ -211,12 +283,21 @@ def assert_in_range(request: GenerateRequest) -> None:
     assert 0 < sampling.top_p <= 1
     assert 0 <= sampling.min_p <= 1
     assert sampling.seed is None or 0 <= sampling.seed < 2**64
+    assert 0 < sampling.repetition_penalty <= 100
+    assert -2 <= sampling.presence_penalty <= 2
+    assert -2 <= sampling.frequency_penalty <= 2
+    assert all(0 <= token < 1000 and -100 <= bias <= 100 for token, bias in sampling.logit_bias)
+    assert sampling.allowed_token_ids is None or sampling.allowed_token_ids
+    assert (sampling.allowed_token_ids or frozenset()).union(*sampling.bad_words) <= set(range(1000))
+    assert all(sampling.bad_words)
     assert stop.max_tokens is None or stop.max_tokens >= 1
+    assert 0 <= stop.min_tokens <= (stop.max_tokens or 2**31)
     assert len(stop.stop_strings) <= 64
     assert all(1 <= len(each.encode()) <= 1024 for each in stop.stop_strings)
     assert len(stop.stop_token_ids) <= 256
     assert 1 <= request.num_choices <= 64
     assert request.logprobs is None or 0 <= request.logprobs <= 100
+    assert request.prompt_logprobs is None or 0 <= request.prompt_logprobs <= 100
     assert len(request.cache_salt.encode()) <= 128
     assert 0 <= request.retention.priority <= 100
     assert 0 <= request.retention.pin_seconds <= 604_800

@@ -19,7 +19,8 @@ from torch import Tensor
 from model_runner.batch import BatchEntry
 from model_runner.books import CopyOrder
 from model_runner.request import SamplingParams
-from model_runner.sampling import SamplingRows, sample
+from model_runner.sampling import sample
+from model_runner.sampling_rows import SamplingRows
 
 VOCAB_SIZE = 40
 

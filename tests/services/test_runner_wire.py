@@ -10,11 +10,11 @@ from google.rpc import error_details_pb2
 from octavo.runner.v1 import model_runner_pb2 as pb
 
 from model_runner.engine_types import Failure, FailureKind
-from model_runner.request import NO_RETENTION, Retention
+from model_runner.request import NO_RETENTION, Chunk, PositionLogprobs, Retention, SamplingParams
 from services.client import generate_request
 from services.errors import to_status
 from services.runner_errors import runner_failure
-from services.runner_wire import field_path, read_request
+from services.runner_wire import field_path, read_chunk, read_request, write_chunk
 from services.streams import Stream
 
 
@@ -31,6 +31,39 @@ def test_the_priority_in_line_is_not_that_of_what_is_cached() -> None:
     assert (message.priority, request.queue_priority, request.retention.priority) == (-3, -3, 7)
     assert field_path(message, "queue_priority") == "priority"
     assert field_path(message, "priority") == "retention.priority"
+
+
+def test_rules_of_sampling_arrive() -> None:
+    message = generate_request(
+        [1],
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.25,
+        logit_bias={7: 2.0, 3: -1.5},
+        allowed_token_ids=[9, 4, 9],
+        bad_words=["no"],
+        min_tokens=4,
+        prompt_logprobs=0,
+    )
+    request = read_request(message, "r", [1], ((5, 6),))
+    assert request.sampling == SamplingParams(
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.25,
+        logit_bias=((3, -1.5), (7, 2.0)),
+        allowed_token_ids=frozenset({4, 9}),
+        bad_words=((5, 6),),
+    )
+    assert (request.stop.min_tokens, request.prompt_logprobs) == (4, 0)
+    assert list(message.sampling.bad_words) == ["no"]
+    assert read_request(generate_request([1]), "r", [1]).prompt_logprobs is None
+    assert read_request(generate_request([1], allowed_token_ids=[]), "r", [1]).sampling.allowed_token_ids == frozenset()
+
+
+def test_log_probabilities_of_the_prompt_arrive() -> None:
+    positions = (PositionLogprobs(4, -0.5, ((9, -0.25), (4, -0.5))), PositionLogprobs(2, -8.0))
+    chunk = Chunk("r", 0, (1,), "a", prompt_logprobs=positions)
+    assert read_chunk(write_chunk(chunk)) == chunk
 
 
 def test_what_is_not_asked_for_is_not_sent() -> None:

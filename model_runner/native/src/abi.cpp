@@ -19,6 +19,7 @@
 #include "matrix.h"
 #include "model.h"
 #include "pool.h"
+#include "sampling.h"
 
 namespace {
 
@@ -261,6 +262,20 @@ int octavo_after_attention(void* model, const octavo_batch* batch, int64_t layer
 int octavo_end(void* model, const octavo_batch* batch, float* logits) {
     return guarded(-1, [&](Library& shared) {
         static_cast<Model*>(model)->end(*shared.pool, *batch, logits);
+        return 0;
+    });
+}
+
+int octavo_draw(const octavo_draws* draws, int64_t* tokens) {
+    return guarded(-1, [&](Library& shared) {
+        draw(*shared.pool, *shared.kernels, *draws, tokens);
+        return 0;
+    });
+}
+
+int octavo_logprobs(const octavo_positions* positions, double* logprobs, int64_t* best_ids, double* best_logprobs) {
+    return guarded(-1, [&](Library& shared) {
+        log_probabilities(*shared.pool, *shared.kernels, *positions, logprobs, best_ids, best_logprobs);
         return 0;
     });
 }

@@ -21,12 +21,14 @@ inline float number(uint16_t value) { return from_bf16(value); }
 
 #include "attention.h"
 
+#include "likelihood.h"
+
 #include "probe.h"
 
 constexpr Kernels table(const char* name) {
     return {name,     kPanel,           kGemmScratch, gemm,          state_floats, attention_scratch, attend,
-            finish_attention, rms_norm, add_to,       silu_multiply, rotate,       2 * kLanes * kProbeChains,
-            multiply_add_probe, read_probe};
+            finish_attention, rms_norm, add_to,       silu_multiply, rotate,       weigh,
+            keep,             buckets_of, largest_of, 2 * kLanes * kProbeChains, multiply_add_probe, read_probe};
 }
 
 }  // namespace octavo::OCTAVO_ISA

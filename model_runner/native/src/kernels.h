@@ -59,6 +59,28 @@ constexpr int64_t kSplitTokens = 256;
 // At most this many query rows are computed together (or one token's, if it has more).
 constexpr int64_t kSpanRows = 48;
 
+// Probabilities as whole numbers, in units of 2^-kWeightBits of the likeliest token's: model_runner/sampling_weights.py
+// has the definition, and these numbers too.
+constexpr int kWeightBits = 44;
+constexpr double kLog2OfE = 1.4426950408889634;
+constexpr double kLeastPower = -64;  // 2 to this power, in those units, is 0
+// 2^x for x from -0.5 to 0.5: the Taylor series, its highest power first.
+constexpr int kPowerTerms = 12;
+constexpr double kPowerSeries[kPowerTerms] = {
+    4.4455382718708116e-10, 7.054911620801123e-09, 1.01780860092397e-07,  1.321548679014431e-06,
+    1.5252733804059841e-05, 0.0001540353039338161, 0.0013333558146428443, 0.009618129107628477,
+    0.05550410866482158,    0.24022650695910072,   0.6931471805599453,    1.0};
+
+// How a row's tokens are weighed: 2 to the power of scale * (logit - most).
+struct Weighing {
+    double most;
+    double scale;
+};
+
+// Tokens are sorted by likelihood into so many buckets, the likeliest into the first.
+constexpr int32_t kBuckets = 2048;
+constexpr double kBucketsPerPower = 32;
+
 struct Kernels {
     const char* name;
     int64_t panel;
@@ -84,6 +106,13 @@ struct Kernels {
     void (*add)(float* x, const float* y, int64_t size);                           // x += y
     void (*silu_multiply)(const float* gate, const float* up, int64_t size, float* y);  // y = silu(gate) * up
     void (*rotate)(float* head, const float* cos, const float* sin, int64_t half);  // pairs (i, i + half)
+
+    // For sampling: weights of some tokens and their sum; the sum of those that reach both least values, the others
+    // become 0; their buckets; the largest logit, which is no NaN.
+    int64_t (*weigh)(const float* logits, int64_t size, const Weighing& by, int64_t* weights);
+    int64_t (*keep)(const float* logits, int64_t size, float least_logit, int64_t least_weight, int64_t* weights);
+    void (*buckets_of)(const float* logits, int64_t size, const Weighing& by, int32_t* buckets);
+    float (*largest_of)(const float* values, int64_t size);
 
     // For benchmarks: what this CPU can do at most.
     int64_t probe_flops;  // of one turn

@@ -115,3 +115,53 @@ OCTAVO_API int octavo_before_attention(void* model, const octavo_batch* batch, i
 // attended: float [T, heads, head dim].
 OCTAVO_API int octavo_after_attention(void* model, const octavo_batch* batch, int64_t layer, const float* attended);
 OCTAVO_API int octavo_end(void* model, const octavo_batch* batch, float* logits);
+
+// What becomes of a row's logits before a draw, in this order. Token ids are below the vocabulary, once each.
+struct octavo_edits {
+    // For tokens that the text has: a positive logit is divided by `repetition`, another one multiplied. Then `frequency`
+    // is taken from it as often as the answer has the token, and `presence` once if it has it at all.
+    float repetition;
+    float frequency;
+    float presence;
+    int64_t num_seen;
+    const int32_t* seen;
+    const int32_t* counts;  // in the answer
+    int64_t num_biased;
+    const int32_t* biased;
+    const float* biases;  // added
+    int64_t num_banned;
+    const int32_t* banned;
+    const uint32_t* mask;  // null, or [(vocabulary + 31) / 32]: token i may come if bit i % 32 of word i / 32 is set
+};
+
+// D draws, each from a row of logits; rows may serve several, and stay as they are.
+struct octavo_draws {
+    int64_t count;        // D
+    int64_t vocabulary;   // at most 2^19
+    const float* logits;  // [rows, vocabulary]
+    const int64_t* rows;  // [D]
+    const double* temperature;  // [D]; 0 takes the likeliest
+    const int64_t* top_k;       // [D]; 0 for all
+    const double* top_p;        // [D]; above 0
+    const double* min_p;        // [D]
+    const double* uniform;      // [D], in [0, 1)
+    const octavo_edits* const* edits;  // null, or [D], each of them null where nothing changes
+};
+
+// tokens: [D], by the definition in model_runner/sampling.py, bit by bit; -1 where no logit is above -inf.
+OCTAVO_API int octavo_draw(const octavo_draws* draws, int64_t* tokens);
+
+// D positions whose log-probabilities are wanted; natural logarithms, of the logits as they are.
+struct octavo_positions {
+    int64_t count;        // D
+    int64_t vocabulary;   // at most 2^19
+    const float* logits;  // [rows, vocabulary]
+    const int64_t* rows;  // [D]
+    const int64_t* tokens;  // [D], below the vocabulary
+    const int64_t* best;    // [D]: how many of the likeliest are wanted beside, at most width and the vocabulary
+    int64_t width;
+};
+
+// logprobs: [D], of the tokens; best_ids, best_logprobs: [D, width], likeliest first, equals by lower id.
+OCTAVO_API int octavo_logprobs(const octavo_positions* positions, double* logprobs, int64_t* best_ids,
+                               double* best_logprobs);
