@@ -188,13 +188,14 @@ def main(
     ngram: Annotated[int, typer.Option(min=2, help="Tokens of the longest n-gram looked up.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; ratios are medians over them.")] = DEFAULTS.rounds,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = DEFAULTS.max_tokens,
+    streams: Annotated[list[int] | None, typer.Option(min=1, help="Requests at a time; may be given again.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two short answers: whether it runs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measures what guessing saves."""
     configure_logging("warning", "json")
     load = LoadMeter()
-    figures = measure(QUICK if quick else Plan(rounds, max_tokens), tokens, ngram)
+    figures = measure(QUICK if quick else Plan(rounds, max_tokens), tokens, ngram, streams or STREAMS)
     figures["load_cores"] = load.read().busy
     if as_json:
         typer.echo(json.dumps(figures))
