@@ -64,6 +64,34 @@ def headroom(
     return max(floor, _peak(futures))
 
 
+def parting(candidate: Sequence, block_size: int) -> int:
+    """Blocks to leave over so that the beams of a search, which never wait for each other, all get back to work.
+
+    Without them a search that is alone could be admitted and preempted again and again.
+    """
+    live = candidate.live
+    if live.search is None or live.forked or live.search.limit == 1:
+        return 0
+    tokens = len(candidate.token_ids)
+    shared, longest = tokens // block_size, -(-live.longest_beam // block_size)
+    return shared + live.num_parting * (longest - shared) - -(-tokens // block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRoom:
+    """The pool as one beam search sees it that has it for itself; usable_blocks of block_size tokens."""
+
+    usable_blocks: int
+    block_size: int
+
+    def limit(self, prompt_tokens: int, width: int) -> int:
+        """Tokens of an answer, at least 1, up to which `width` beams fit that share nothing but the prompt."""
+        shared = prompt_tokens // self.block_size
+        blocks = shared + (self.usable_blocks - shared) // width
+        # The last token needs no room, and the first one's beams need none of their own before the second.
+        return max(1, blocks * self.block_size - prompt_tokens + 1)
+
+
 def _peak(futures: list[Future]) -> int:
     ends = sorted(future.ends for future in futures)
     stride = -(-len(ends) // MOMENTS)
@@ -81,7 +109,7 @@ def _moment(end: int, sooner: int, later: int) -> int:
 
 def _future(sequence: Sequence, lengths: OutputLengths, block_size: int, begins: int, blocks: int) -> Future:
     live = sequence.live
-    outputs = lengths.remaining(sequence.num_outputs, live.request.stop.max_tokens)
+    outputs = lengths.remaining(sequence.num_outputs, live.max_outputs)
     return Future(
         block_size=block_size,
         tokens=len(sequence.token_ids),
@@ -89,12 +117,12 @@ def _future(sequence: Sequence, lengths: OutputLengths, block_size: int, begins:
         own_blocks=blocks - sequence.shared_blocks,
         begins=begins,
         ends=begins + outputs,
-        choices=1 if live.forked else live.request.num_choices,
+        choices=1 if live.forked else live.num_parting,
     )
 
 
 def _can_outgrow(sequence: Sequence, block_size: int) -> bool:
-    limit = sequence.live.request.stop.max_tokens
-    if limit is None or (not sequence.live.forked and sequence.live.request.num_choices > 1):
+    limit = sequence.live.max_outputs
+    if limit is None or (not sequence.live.forked and sequence.live.num_parting > 1):
         return True
     return len(sequence.token_ids) + limit - sequence.num_outputs - 1 > len(sequence.block_table) * block_size

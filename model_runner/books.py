@@ -105,6 +105,7 @@ class AllocationRequest:
 
     resumed: it was here before, so the lookup is not counted again. promised_tokens: of the tokens that are not cached,
     the next step computes this many, or all; their full blocks can be hit at once, and an append or a free must follow.
+    forks_often: it and its children may be forked after any step, so that they ask for no room ahead.
     skip_cache_write: nothing that it computes can be hit; it has no retention.
     """
 
@@ -116,6 +117,7 @@ class AllocationRequest:
     resumed: bool = False
     promised_tokens: int = 0
     retention: Retention = NO_RETENTION
+    forks_often: bool = False
     skip_cache_write: bool = False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from model_runner.stop_strings import StopSearch
@@ -44,6 +45,12 @@ class Detokenizer:
     def stop_string(self) -> str | None:
         """The stop string that ended the text; finish() may still find one in what it flushes."""
         return self._search.found
+
+    def copy(self) -> Detokenizer:
+        """The same text, for another choice to go on from."""
+        twin = copy(self)
+        twin._text, twin._search = self._text.copy(), copy(self._search)
+        return twin
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Adds tokens, which may also be none. After a stop string they change nothing."""

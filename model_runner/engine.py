@@ -14,6 +14,7 @@ from contextlib import ExitStack
 
 import structlog
 
+from model_runner.admission import SearchRoom
 from model_runner.books import (
     BOOKS_TROUBLE,
     INVALID_ARGUMENT,
@@ -34,11 +35,12 @@ from model_runner.engine_types import (
     FailureKind,
     StateListener,
 )
-from model_runner.generation import Generation, Outcome, end_chunk
+from model_runner.generation import Generation, abort_chunks
 from model_runner.intake import Intake
 from model_runner.observer import EngineObserver, SilentObserver, StepReport
+from model_runner.outcome import Outcome
 from model_runner.prompt_logprobs import draw_rows, note_prompt_logprobs
-from model_runner.request import Chunk, FinishReason, GenerateRequest, RequestView
+from model_runner.request import Chunk, GenerateRequest, RequestView
 from model_runner.scheduler import Scheduler, StepPlan
 from model_runner.sequence import LiveRequest
 from model_runner.sequence import Sequence as LiveSequence
@@ -95,7 +97,13 @@ class Engine:
         self._observer = observer or SilentObserver()
         self._scheduler = Scheduler(self._books, options.limits)
         self._drafter = Drafter(self._books, options.limits, options.max_sequence_tokens)
-        self._generation = Generation(tokenizer, options.eos_token_ids, options.max_sequence_tokens, self._observer)
+        self._generation = Generation(
+            tokenizer,
+            options.eos_token_ids,
+            options.max_sequence_tokens,
+            self._observer,
+            SearchRoom(options.facts.num_blocks - 1, options.facts.block_size),
+        )
         self._state = EngineState.WAITING_FOR_BOOKS
         self._has_books = False
         self._losses = 0
@@ -232,7 +240,7 @@ class Engine:
             StepReport(
                 phases=self._clock.phases(),
                 prefill_tokens=plan.prefill_tokens,
-                generated_tokens=sum(len(chunk.token_ids) for chunk in outcome.chunks),
+                generated_tokens=outcome.num_tokens,
                 preemptions=plan.preemptions,
                 sequences=len(plan.work),
                 drafted_tokens=outcome.drafted_tokens,
@@ -253,20 +261,11 @@ class Engine:
             always.callback(self._clock.lap, "sample")
             always.callback(self._finish, outcome.finished)
             forks = [(parent, _unfinished(children)) for parent, children in outcome.forks]
-            # All run from here on, so that a lost KV manager puts them back in line like everybody else.
-            self._scheduler.adopt([child for _, children in forks for child in children])
+            if forks := [(parent, children) for parent, children in forks if children]:
+                self._scheduler.fork(forks)
             for sequence in mistold:
                 self._books.truncate(sequence.sequence_id, sequence.computed)
                 sequence.take_back(self._options.limits.block_size)
-            for parent, children in forks:
-                self._fork(parent, children)
-
-    def _fork(self, parent: LiveSequence, children: list[LiveSequence]) -> None:
-        if not children:
-            return
-        self._books.append([parent.commit()])
-        parent.share_with(children)
-        self._books.fork(parent.sequence_id, [child.sequence_id for child in children])
 
     def _finish(self, sequences: list[LiveSequence]) -> None:
         """Gives back what the sequences hold."""
@@ -356,7 +355,7 @@ class Engine:
         sequences = [sequence for live in lives for sequence in live.sequences]
         self._release(sequences)
         now = time.monotonic()
-        chunks = [end_chunk(sequence, FinishReason.ABORT, now) for sequence in sequences]
+        chunks = [chunk for live in lives for chunk in abort_chunks(live, now)]
         self._close(chunks)
         self._deliver(chunks)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from model_runner.admission import SearchRoom
+from model_runner.beam_steps import Searcher
+from model_runner.best_of import BestOf, aborted
 from model_runner.detokenizer import Detokenizer
-from model_runner.logit_edits import LogitEdits
 from model_runner.logit_rules import LogitRules
 from model_runner.observer import EngineObserver
+from model_runner.outcome import Outcome
+from model_runner.progress import Progress
 from model_runner.request import Chunk, FinishReason, GenerateRequest, PositionLogprobs
 from model_runner.sampling import logprobs, sample
 from model_runner.sampling_rows import NO_TOKEN, SamplingRows
@@ -19,17 +23,6 @@ from model_runner.sequence import LiveRequest, Sequence
 from model_runner.token_text import Tokenizer
 
 _SEED_BITS = 64
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a step brought: the chunks to deliver, the sequences that are done, and by parent the new children."""
-
-    chunks: list[Chunk] = field(default_factory=list)
-    finished: list[Sequence] = field(default_factory=list)
-    forks: list[tuple[Sequence, list[Sequence]]] = field(default_factory=list)
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
 
 
 class Generation:
@@ -41,45 +34,70 @@ class Generation:
         eos_token_ids: frozenset[int],
         max_sequence_tokens: int,
         observer: EngineObserver,
+        search_room: SearchRoom,
     ) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._max_sequence_tokens = max_sequence_tokens
-        self._observer = observer
+        self._search_room = search_room
+        self._progress = Progress(observer)
+        self._searcher = Searcher(eos_token_ids, self._progress)
 
     def first_sequence(self, live: LiveRequest) -> Sequence:
-        """The sequence that computes the prompt; it becomes choice 0."""
-        return self._choice(live, 0, list(live.request.prompt_token_ids))
+        """The sequence that computes the prompt; it becomes choice 0, or the first beam."""
+        request, prompt_tokens = live.request, len(live.request.prompt_token_ids)
+        limit = self._search_room.limit(prompt_tokens, request.num_sequences)
+        live.search = self._searcher.begin(live, min(limit, self._max_sequence_tokens - prompt_tokens + 1))
+        live.best_of = BestOf() if request.is_best_of else None
+        sequence = self._choice(live, 0, list(request.prompt_token_ids))
+        live.no_text = sequence.detokenizer.copy()
+        return sequence
 
     def advance(self, ready: Seq[Sequence], rows: Seq[int], logits: Tensor, now: float) -> Outcome:
         """The next tokens of each of `ready`: those that its draft had right, and one more.
 
         Their logits are in `rows` [R] of `logits`, float32 [S, V]; where there is a draft, the row is the one behind
         its last token. A prompt that is complete for the first time splits into its choices here, which all draw from
-        one row.
+        one row. Of a search, all beams must be among `ready`, or none.
         """
         outcome = Outcome()
         source: list[int] = []
         drawing: list[Sequence] = []
+        beams: dict[Sequence, int] = {}
         for row, sequence in zip(rows, ready, strict=True):
+            if sequence.is_beam:
+                beams[sequence] = row
+                continue
             for each in (sequence, *self._split(sequence, outcome)):
                 source.extend(range(row - len(each.draft), row + 1))
                 drawing.append(each)
+        if drawing:
+            self._draw_all(drawing, source, logits, now, outcome)
+        for live in dict.fromkeys(sequence.live for sequence in beams):
+            if live.search is not None:
+                own = torch.tensor([beams[sequence] for sequence in live.sequences], device=logits.device)
+                self._searcher.advance(live, live.search, logits[own], now, outcome)
+        return outcome
+
+    def _draw_all(
+        self, drawing: list[Sequence], source: list[int], logits: Tensor, now: float, outcome: Outcome
+    ) -> None:
         token_ids, positions = _draw(logits, source, drawing)
         first = 0
         for sequence in drawing:
-            last = first + len(sequence.draft)
+            live, last = sequence.live, first + len(sequence.draft)
             right = agreeing(sequence.draft, token_ids[first:last])
-            end = first + right + 1
-            chunk = self._accept(sequence, token_ids[first:end], positions[first:end], now)
-            outcome.chunks.append(chunk)
-            outcome.drafted_tokens += len(sequence.draft)
-            outcome.accepted_tokens += min(right, len(chunk.token_ids))
+            taken = slice(first, first + right + 1)
+            chunk = self._accept(sequence, token_ids[taken], positions[taken], now)
+            outcome.note_draft(len(chunk.token_ids), len(sequence.draft), min(right, len(chunk.token_ids)))
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)
+            if live.best_of is None:
+                outcome.chunks.append(chunk)
+            else:
+                outcome.chunks += _hold_back(live, live.best_of, chunk, positions[taken])
             sequence.draft = ()
             first = last + 1
-        return outcome
 
     def _choice(self, live: LiveRequest, index: int, token_ids: list[int]) -> Sequence:
         request = live.request
@@ -101,7 +119,7 @@ class Generation:
         if live.forked:
             return []
         live.forked = True
-        children = [self._choice(live, index, parent.token_ids[:]) for index in range(1, live.request.num_choices)]
+        children = [self._choice(live, index, parent.token_ids[:]) for index in range(1, live.request.num_sequences)]
         for child in children:
             # Also if its fork fails: it is not looked up as a new prompt then.
             child.admitted_before = True
@@ -123,7 +141,8 @@ class Generation:
         for token_id in token_ids:
             if token_id != NO_TOKEN:
                 kept += 1
-                self._append(sequence, token_id, now)
+                self._progress.take(sequence, token_id, now)
+                live.output_tokens += 1
             new_text, stop_token_id, stop_string = self._read(sequence, token_id)
             text += new_text
             if sequence.finish_reason is not None:
@@ -138,19 +157,13 @@ class Generation:
             choice_index=sequence.choice_index,
             token_ids=tuple(token_ids[:kept]),
             text=text,
-            logprobs=tuple(position for position in positions[:kept] if position is not None),
+            logprobs=() if live.request.logprobs is None else tuple(filter(None, positions[:kept])),
             finish_reason=sequence.finish_reason,
             stop_token_id=stop_token_id,
             stop_string=stop_string,
             usage=None if live.sequences else live.usage(now),
-            prompt_logprobs=live.take_prompt_logprobs(),
+            prompt_logprobs=_of_prompt(live),
         )
-
-    def _append(self, sequence: Sequence, token_id: int, now: float) -> None:
-        sequence.token_ids.append(token_id)
-        sequence.num_outputs += 1
-        sequence.live.output_tokens += 1
-        self._note_times(sequence, now)
 
     def _read(self, sequence: Sequence, token_id: int) -> tuple[str, int | None, str | None]:
         """The new text, and the token or string that ends the choice, if one does."""
@@ -176,14 +189,13 @@ class Generation:
         # The newest token has no K/V yet: it may be one more than the cache can hold.
         return sequence.num_outputs == max_tokens or len(sequence.token_ids) > self._max_sequence_tokens
 
-    def _note_times(self, sequence: Sequence, now: float) -> None:
-        live = sequence.live
-        if live.first_token_at is None:
-            live.first_token_at = now
-            self._observer.on_first_token(now - live.arrived_at)
-        if sequence.num_outputs > 1:
-            self._observer.on_next_token(now - sequence.last_token_at)
-        sequence.last_token_at = live.last_token_at = now
+
+def abort_chunks(live: LiveRequest, now: float) -> list[Chunk]:
+    """Ends all choices of a request without another token; what was not to go out before the end stays behind."""
+    if live.search is None and live.best_of is None:
+        return [_end_chunk(sequence, FinishReason.ABORT, now) for sequence in list(live.sequences)]
+    live.sequences = []
+    return aborted(live.request.request_id, live.request.num_choices, live.usage(now))
 
 
 def agreeing(draft: Seq[int], drawn: Seq[int]) -> int:
@@ -192,7 +204,7 @@ def agreeing(draft: Seq[int], drawn: Seq[int]) -> int:
     return next((place for place, (guess, token) in pairs if guess != token), len(draft))
 
 
-def end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
+def _end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
     """Ends one choice without another token; the held-back text goes out."""
     live = sequence.live
     sequence.finish_reason = reason
@@ -206,8 +218,29 @@ def end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
         finish_reason=reason,
         stop_string=sequence.detokenizer.stop_string if reason is FinishReason.STOP else None,
         usage=None if live.sequences else live.usage(now),
-        prompt_logprobs=live.take_prompt_logprobs() if live.forked else (),
+        prompt_logprobs=_of_prompt(live) if live.forked else (),
     )
+
+
+def _of_prompt(live: LiveRequest) -> tuple[PositionLogprobs, ...]:
+    """What a chunk takes along, if it goes out at once."""
+    return () if live.best_of is not None else live.take_prompt_logprobs()
+
+
+def _hold_back(
+    live: LiveRequest, best_of: BestOf, chunk: Chunk, positions: Seq[PositionLogprobs | None]
+) -> list[Chunk]:
+    """Keeps a chunk until all answers are there; then the best of them. positions: of its tokens, in their order."""
+    of_tokens = positions[: len(chunk.token_ids)]
+    best_of.add(chunk, [position.logprob for position in of_tokens if position is not None])
+    if chunk.usage is None:
+        return []
+    return best_of.best(live.request.num_choices, chunk.usage, live.take_prompt_logprobs())
+
+
+def _top_logprobs(request: GenerateRequest) -> int | None:
+    """Of how many candidates a draw tells the log-probability beside its own; None for none at all."""
+    return 0 if request.logprobs is None and request.is_best_of else request.logprobs
 
 
 def _draw(logits: Tensor, source: Seq[int], drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
@@ -225,15 +258,10 @@ def _draw(logits: Tensor, source: Seq[int], drawing: Seq[Sequence]) -> tuple[lis
     )
     edits = None
     if any(sequence.rules or sequence.constraint for sequence in drawing):
-        edits = [_edits(sequence, sequence.draft[:ahead], logits.shape[1]) for sequence, ahead in draws]
+        edits = [sequence.edits(logits.shape[1], sequence.draft[:ahead]) for sequence, ahead in draws]
     drawn = sample(logits, rows, edits, source)
     token_ids = drawn.tolist()
-    asked = [None if token == NO_TOKEN else each.logprobs for token, each in zip(token_ids, requests, strict=True)]
+    asked = [
+        None if token == NO_TOKEN else _top_logprobs(each) for token, each in zip(token_ids, requests, strict=True)
+    ]
     return token_ids, logprobs(logits, drawn, asked, source)
-
-
-def _edits(sequence: Sequence, draft: Seq[int], vocabulary: int) -> LogitEdits | None:
-    form = None if sequence.constraint is None else sequence.constraint.mask()
-    if sequence.rules is not None:
-        return sequence.rules.edits(sequence.token_ids, vocabulary, form, draft)
-    return None if form is None else LogitEdits(mask=form)

@@ -14,6 +14,8 @@ MAX_BIASED_TOKENS = 1024
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_BYTES = 1024
 MAX_CHOICES = 64
+MAX_LENGTH_PENALTY = 10.0
+"""Above or below 0."""
 MAX_LOGPROBS = 100
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_BYTES = 1024
@@ -150,6 +152,16 @@ class GenerateRequest:
     structured_output: StructuredOutput | None = None
     skip_cache_write: bool = False
     tenant: str = ""
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run side by side at most."""
+        return self.beam_search.width if self.beam_search is not None else max(self.best_of, self.num_choices)
+
+    @property
+    def is_best_of(self) -> bool:
+        """Whether more answers are drawn than returned."""
+        return self.best_of > self.num_choices
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from model_runner.admission import headroom
+from model_runner.admission import headroom, parting
 from model_runner.books import (
     NEVER_FITS,
     PINS_EXHAUSTED,
@@ -114,6 +114,8 @@ class Scheduler:
         """The books refused the first in line, and no block has come back since."""
         self._over_quota: set[str] = set()
         """Salts whose quota has no room; others need not wait behind them."""
+        self._copies_due: list[CopyOrder] = []
+        """Copies that the books have ordered, and that no step has carried out."""
 
     def add(self, sequence: Sequence) -> None:
         """Lines a new sequence up."""
@@ -122,22 +124,36 @@ class Scheduler:
             # Those behind it were refused, not this one.
             self._admission_failed = False
 
-    def adopt(self, children: list[Sequence]) -> None:
-        """Takes over forked sequences, which hold blocks already."""
-        for child in children:
-            self._run(child)
-
     def schedule(self) -> StepPlan:
         """Plans the next step. Raises what the books raise; then reset() must follow.
 
         Either way take_refused() must follow too.
         """
-        plan = StepPlan()
+        plan = StepPlan(copies=self._copies_due)
+        self._copies_due = []
         self._grow(plan)
         if not plan.preemptions:
             self._admit(plan)
         self._share_budget(plan)
+        if not plan.work:
+            # Nothing is written, so they can wait.
+            self._copies_due, plan.copies = plan.copies, []
         return plan
+
+    def fork(self, forks: list[tuple[Sequence, list[Sequence]]]) -> None:
+        """Gives each parent's children its blocks, and lets them run. Raises what the books raise."""
+        # All run from here on, so that a lost KV manager puts them back in line like everybody else.
+        for parent, children in forks:
+            self._adopt(parent, children)
+        parents = [parent for parent, _ in forks]
+        growth = self._books.append([parent.commit() for parent in parents]) or Growth()
+        by_id = {parent.sequence_id: parent for parent in parents}
+        for grant in growth.grants:
+            by_id[grant.sequence_id].take_over(grant)
+            self._copies_due += grant.copies
+        for parent, children in forks:
+            parent.share_with(children)
+            self._books.fork(parent.sequence_id, [child.sequence_id for child in children])
 
     def take_refused(self) -> list[tuple[Sequence, BooksRefused]]:
         """Hands over those whom the books refused; whatever they hold is theirs until they are finished."""
@@ -149,7 +165,7 @@ class Scheduler:
         holders = _holders(sequences)
         self._remove(sequences)
         for sequence in sequences:
-            if sequence.num_outputs:
+            if sequence.num_outputs and not sequence.is_beam:
                 self._lengths.note(sequence.num_outputs, ended=sequence.finish_reason is FinishReason.STOP)
         if holders:
             self._note_room()
@@ -157,11 +173,20 @@ class Scheduler:
 
     def reset(self) -> None:
         """Every running sequence goes back in line, before those never admitted: the books know none of them."""
-        for sequence in self.running:
-            sequence.lose_blocks()
-            self.waiting.put_back(sequence)
-        self.running.clear()
-        self._note_room()
+        running, self.running = self.running, []
+        self._copies_due = []
+        self._put_back(running)
+
+    def _adopt(self, parent: Sequence, children: list[Sequence]) -> None:
+        """Lets children run. Beams stand where their search does."""
+        if not parent.is_beam:
+            for child in children:
+                self._run(child)
+            return
+        for child in children:
+            child.number = parent.number
+        place = self.running.index(parent) + 1
+        self.running[place:place] = children
 
     def _grow(self, plan: StepPlan) -> None:
         """Tells the books what was computed and gets room for the next token of each running sequence."""
@@ -192,13 +217,12 @@ class Scheduler:
             try:
                 growth = self._books.append([sequence.update()])
             except BooksRefused as error:
-                if error.reason == QUOTA_SHORT:
-                    again.append(sequence)
-                    self._preempt(self._victim_of(sequence.live.request.cache_salt), plan)
-                elif error.reason == NEVER_FITS:
-                    self.refused.append((sequence, error))
-                else:
+                if error.reason not in _OF_A_TENANT:
                     raise
+                if error.reason == QUOTA_SHORT and self._tenant_gives_way(sequence, plan):
+                    again.append(sequence)
+                else:
+                    self.refused.append((sequence, BooksRefused(str(error), NEVER_FITS)))
                 continue
             if growth is None:
                 again.append(sequence)
@@ -206,17 +230,30 @@ class Scheduler:
                 _apply(growth, [sequence], plan)
         return _holders(again)
 
-    def _victim_of(self, salt: str) -> Sequence:
-        return self.waiting.victim([each for each in self.running if each.live.request.cache_salt == salt])
+    def _tenant_gives_way(self, asker: Sequence, plan: StepPlan) -> bool:
+        """Preempts among the tenant of who asks; not a search that has the quota to itself: it would never fit."""
+        salt = asker.live.request.cache_salt
+        tenants = [each for each in self.running if each.live.request.cache_salt == salt]
+        if asker.is_beam and all(each.live is asker.live for each in tenants):
+            return False
+        self._preempt(self.waiting.victim(tenants), plan)
+        return True
 
     def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
-        """Takes the blocks of a sequence, which comes back before those never admitted."""
-        self._books.free([victim.update()], preempted=True)
-        self.running.remove(victim)
-        victim.lose_blocks()
+        """Takes the blocks of a sequence, and of its search; it comes back before those never admitted."""
+        victims = victim.live.sequences if victim.is_beam else [victim]
+        self._books.free([each.update() for each in victims], preempted=True)
+        self.running = [each for each in self.running if each not in victims]
         victim.live.preemptions += 1
         plan.preemptions += 1
-        self.waiting.put_back(victim)
+        self._put_back(victims)
+
+    def _put_back(self, sequences: list[Sequence]) -> None:
+        """Lines up those that have lost their blocks; one sequence stands for the beams of a search."""
+        for sequence in sequences:
+            sequence.lose_blocks()
+        for sequence in dict.fromkeys(each.live.fold() if each.is_beam else each for each in sequences):
+            self.waiting.put_back(sequence)
         self._note_room()
 
     def _admit(self, plan: StepPlan) -> None:
@@ -276,7 +313,10 @@ class Scheduler:
     def _allocate(self, sequence: Sequence, tokens: int, plan: StepPlan) -> bool:
         staying = [each for each in self.running if not self.waiting.displaces(sequence, each)]
         limits = self._limits
-        reserve = headroom(staying, sequence, self._lengths, limits.block_size, limits.max_batched_tokens)
+        reserve = max(
+            headroom(staying, sequence, self._lengths, limits.block_size, limits.max_batched_tokens),
+            parting(sequence, limits.block_size),
+        )
         request = sequence.allocation(headroom_blocks=reserve, promised_tokens=tokens)
         try:
             admission = self._books.allocate(request)
@@ -304,16 +344,26 @@ class Scheduler:
         for sequence in prefills:
             if budget <= 0:
                 return
-            count = min(sequence.pending, budget, self._limits.chunk)
+            # The beams of a search compute their last tokens all in one step.
+            due = sequence.pending - (sequence.is_beam and sequence.live.forked)
+            count = min(due, budget, self._limits.chunk)
             plan.work.append(Work(sequence, count))
             plan.prefill_tokens += count
             budget -= count
 
     def _able(self, plan: StepPlan) -> list[Sequence]:
-        """The running sequences that have room for their next tokens; the others sit this step out."""
+        """The running sequences that can have their next tokens; the others sit this step out.
+
+        They have no room, or are beams whose next step waits for others of their search.
+        """
         refused = {sequence.sequence_id for sequence, _ in self.refused}
         without_room = refused.union(plan.stalled)
-        return [sequence for sequence in self.running if sequence.sequence_id not in without_room]
+        able = [sequence for sequence in self.running if sequence.sequence_id not in without_room]
+        beams = [each for each in self.running if each.is_beam]
+        held_up = {id(each.live) for each in beams if each.pending > 1 or each.sequence_id in without_room}
+        if not held_up:
+            return able
+        return [each for each in able if each.pending > 1 or id(each.live) not in held_up]
 
     def _note_room(self) -> None:
         """Whoever waits may have better luck now."""
@@ -343,6 +393,8 @@ def _apply(growth: Growth, due: list[Sequence], plan: StepPlan) -> None:
 
 
 def _slots(sequence: Sequence) -> int:
-    """Places that a sequence takes: one that is yet to fork needs them for all its choices."""
+    """Places that a sequence takes: one that is yet to fork needs them for all its choices, a search for all beams."""
     live = sequence.live
-    return 1 if live.forked else live.request.num_choices
+    if sequence.is_beam:
+        return live.request.num_sequences if sequence is live.sequences[0] else 0
+    return 1 if live.forked else live.request.num_sequences

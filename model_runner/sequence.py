@@ -6,9 +6,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from model_runner.batch import BatchEntry
+from model_runner.beam_search import Search
+from model_runner.best_of import BestOf
 from model_runner.books import AllocationRequest, BlockGrant, SequenceUpdate
 from model_runner.constraint import Constraint
 from model_runner.detokenizer import Detokenizer
+from model_runner.logit_edits import LogitEdits
 from model_runner.logit_rules import LogitRules
 from model_runner.prompt_lookup import PromptLookup
 from model_runner.request import FinishReason, GenerateRequest, PositionLogprobs, RequestView, Usage
@@ -33,11 +36,58 @@ class LiveRequest:
     forked: bool = False
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     """Of the prompt's tokens from the second on, as far as they are known; the first chunk takes them along."""
+    search: Search | None = None
+    best_of: BestOf | None = None
+    no_text: Detokenizer | None = None
+    """What the text of every answer begins with."""
+    num_named: int = 0
+    """The last number of a sequence's id; the first sequence has 0."""
+    _folded: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+    """The beams of a search, each with its tokens, while one of them stands for all."""
+
+    @property
+    def max_outputs(self) -> int | None:
+        """Tokens of each answer at most; None when nobody has said."""
+        return self.request.stop.max_tokens if self.search is None else self.search.limit
+
+    @property
+    def longest_beam(self) -> int:
+        """Tokens of the longest sequence that a split of the first one brings, its next token included."""
+        return max((len(token_ids) for _, token_ids in self._folded), default=len(self.sequences[0].token_ids) + 1)
+
+    @property
+    def num_parting(self) -> int:
+        """Sequences that a split of the first one brings, itself included."""
+        return len(self._folded) or self.request.num_sequences
+
+    def fold(self) -> Sequence:
+        """Lets one sequence, with the tokens that all beams of a search begin with, stand for them until unfold()."""
+        first = self.sequences[0]
+        if len(self.sequences) > 1:
+            self._folded = [(sequence, sequence.token_ids) for sequence in self.sequences]
+            shared = _shared_tokens([token_ids for _, token_ids in self._folded])
+            first.num_outputs -= len(first.token_ids) - shared
+            first.token_ids = first.token_ids[:shared]
+            self.sequences = [first]
+            self.forked = False
+        return first
+
+    def unfold(self) -> list[Sequence]:
+        """Takes fold() back, and returns the beams that must be forked from the first; none when nothing is folded."""
+        folded, self._folded = self._folded, []
+        if not folded:
+            return []
+        self.sequences = [sequence for sequence, _ in folded]
+        first, token_ids = folded[0]
+        first.num_outputs += len(token_ids) - len(first.token_ids)
+        first.token_ids = token_ids
+        self.forked = True
+        return self.sequences[1:]
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of the prompt are still to be found, for which its tokens must be computed."""
-        return self.request.prompt_logprobs is not None and not self.forked
+        return self.request.prompt_logprobs is not None and not self.forked and not self._folded
 
     def take_prompt_logprobs(self) -> tuple[PositionLogprobs, ...]:
         """What the request's first chunk takes along; nothing is left for others."""
@@ -121,9 +171,24 @@ class Sequence:
         """Tokens that must be computed before the next one can be sampled."""
         return len(self.token_ids) - self.computed
 
+    @property
+    def is_beam(self) -> bool:
+        """Whether it takes its steps with the others of its search, loses its blocks and comes back with them."""
+        return self.live.search is not None
+
     def room(self, block_size: int) -> int:
         """Tokens that fit into the block table beside the known ones."""
         return len(self.block_table) * block_size - len(self.token_ids)
+
+    def edits(self, vocabulary: int, draft: Seq[int] = ()) -> LogitEdits | None:
+        """What its request and its form make of the logits, [vocabulary], of its next token.
+
+        Or of the one after a draft, which it has only without a form.
+        """
+        form = None if self.constraint is None else self.constraint.mask()
+        if self.rules is not None:
+            return self.rules.edits(self.token_ids, vocabulary, form, draft)
+        return None if form is None else LogitEdits(mask=form)
 
     def entry(self, num_tokens: int) -> BatchEntry:
         """The next `num_tokens` tokens as the executor computes them, with logits for a draw and the prompt's own.
@@ -156,6 +221,7 @@ class Sequence:
             resumed=self.admitted_before,
             promised_tokens=promised_tokens,
             retention=retention,
+            forks_often=self.is_beam,
             skip_cache_write=request.skip_cache_write,
         )
 
@@ -171,10 +237,14 @@ class Sequence:
     def apply(self, grant: BlockGrant | None) -> None:
         """Takes over what the books answered to update(); None when the block table is as it was."""
         if grant is not None:
-            self.block_table[grant.first_index :] = grant.block_ids
+            self.take_over(grant)
         self.told = len(self.token_ids)
         self.committed = self.computed
         self.must_ask = False
+
+    def take_over(self, grant: BlockGrant) -> None:
+        """Takes over a part of the block table."""
+        self.block_table[grant.first_index :] = grant.block_ids
 
     def draft_update(self) -> SequenceUpdate:
         """What the books don't know yet, and the draft."""
@@ -227,3 +297,10 @@ class Sequence:
         self.computed = self.committed = self.told = 0
         self.must_ask = False
         self.draft = ()
+
+
+def _shared_tokens(histories: list[list[int]]) -> int:
+    """Tokens that all begin with."""
+    # What the least and the greatest share, all share.
+    pairs = zip(min(histories), max(histories), strict=False)
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), len(min(histories)))

@@ -10,6 +10,7 @@ import codecs
 import json
 import re
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -43,6 +44,10 @@ class TokenText(Protocol):
 
     def finish(self) -> str:
         """The rest of the text, with U+FFFD for bytes that never became a character."""
+        ...
+
+    def copy(self) -> TokenText:
+        """The same text so far; from now on each grows by itself."""
         ...
 
 
@@ -154,6 +159,11 @@ class _ByteLevelText:
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 
+    def copy(self) -> _ByteLevelText:
+        twin = copy(self)
+        twin._decoder = copy(self._decoder)
+        return twin
+
 
 class _ByteFallbackText:
     """Text tokens, and between them runs of byte tokens."""
@@ -168,6 +178,11 @@ class _ByteFallbackText:
 
     def finish(self) -> str:
         return self._strip(self._run.end())
+
+    def copy(self) -> _ByteFallbackText:
+        twin = copy(self)
+        twin._run = self._run.copy()
+        return twin
 
     def _take(self, token_id: int) -> str:
         piece = self._vocabulary.byte_or_text(token_id)
@@ -221,6 +236,11 @@ class _ByteRun:
         self._start()
         return kept
 
+    def copy(self) -> _ByteRun:
+        twin = copy(self)
+        twin._decoder, twin._characters = copy(self._decoder), self._characters[:]
+        return twin
+
 
 class _WindowedText:
     """Any other decoder: decodes the newest tokens after those before them, and takes the difference.
@@ -240,6 +260,11 @@ class _WindowedText:
 
     def finish(self) -> str:
         return self._release(self._decode(self._context + self._pending)) if self._pending else ""
+
+    def copy(self) -> _WindowedText:
+        twin = copy(self)
+        twin._pending = self._pending[:]
+        return twin
 
     def _take(self, token_id: int) -> str:
         # Tokens without a trace must not become the context: what follows them would look like the beginning.

@@ -31,6 +31,7 @@ from model_runner.request import (
     StopConditions,
 )
 from model_runner.validation_sampling import check_sampling
+from model_runner.validation_several import check_several
 
 _NORMALISATION_SLACK = 4
 MAX_MIN_TOKENS = 2**31 - 1
@@ -68,7 +69,7 @@ def validate(request: GenerateRequest, limits: Limits) -> None:
     _check_prompt(request.prompt_token_ids, limits)
     check_sampling(request.sampling, limits.vocab_size)
     _check_stop(request.stop, limits)
-    check_range("num_choices", request.num_choices, 1, min(MAX_CHOICES, limits.max_choices))
+    check_several(request, limits.max_choices)
     for field in ("logprobs", "prompt_logprobs"):
         if getattr(request, field) is not None:
             check_range(field, getattr(request, field), 0, MAX_LOGPROBS)

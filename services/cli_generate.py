@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 from octavo.runner.v1 import model_runner_pb2 as pb
 
-from model_runner.request import Chunk, PositionLogprobs, Usage
+from model_runner.request import Chunk
+from services.cli_answer import Answer, chunk_json
 from services.cli_common import SALT_VARIABLES, parse_ids, print_json
 from services.client import Client, OctavoError, generate_request
 from services.config import ClientSettings
@@ -22,6 +21,13 @@ DEFAULT_MAX_TOKENS = 256
 CALL_SECONDS = 10.0
 
 _FIELDS = ("runner_address", "tls_ca", "tls_cert", "tls_key")
+
+
+class EarlyStop(StrEnum):
+    """When a beam search ends, where it is not to guess."""
+
+    FIRST = "first"
+    NEVER = "never"
 
 
 def add_generate_command(app: typer.Typer) -> None:
@@ -85,6 +91,35 @@ def generate(
         int, typer.Option("--min-tokens", help="Tokens to generate before an end token or --stop may end the answer.")
     ] = 0,
     n: Annotated[int, typer.Option("--n", help="Independent answers; the prompt is computed once.")] = 1,
+    best_of: Annotated[
+        int, typer.Option("--best-of", help="Draw so many answers, and show the --n likeliest, best first; 0: all.")
+    ] = 0,
+    beam_width: Annotated[
+        int | None,
+        typer.Option(
+            "--beam-width",
+            help="Search for the likeliest answer instead of drawing one, with so many kept at each token; shows the "
+            "--n best.",
+            show_default="no search",
+        ),
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--length-penalty",
+            help="Of a beam search: an answer's score is its log-probability over its length to this power.",
+            show_default="1",
+        ),
+    ] = None,
+    early_stopping: Annotated[
+        EarlyStop | None,
+        typer.Option(
+            "--early-stopping",
+            help="End a beam search as soon as as many answers have finished as are kept, or never before no other "
+            "could be better.",
+            show_default="when none looks better",
+        ),
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")
     ] = None,
@@ -158,6 +193,10 @@ def generate(
         bad_words=bad_word or (),
         min_tokens=min_tokens,
         n=n,
+        best_of=best_of,
+        beam_width=beam_width,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping.value if early_stopping else None,
         stop=stop or (),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
@@ -172,7 +211,7 @@ def generate(
         queue_priority=queue_priority,
     )
     with Client(settings.runner_address, tls=settings.tls()) as client:
-        answer = Answer(max(1, n))
+        answer = Answer(max(1, n), is_streamed=beam_width is None and best_of <= n)
         try:
             for chunk in client.stream(request):
                 answer.add(chunk)
@@ -224,71 +263,6 @@ def requests(
         typer.echo("No request is live.")
 
 
-@dataclass(slots=True)
-class Choice:
-    """What has come of one choice."""
-
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    finish_reason: str | None = None
-
-    def as_json(self, index: int) -> dict[str, Any]:
-        return {
-            "choice_index": index,
-            "token_ids": self.token_ids,
-            "text": self.text,
-            "finish_reason": self.finish_reason,
-        }
-
-
-class Answer:
-    """What has come of a request, and when."""
-
-    def __init__(self, num_choices: int) -> None:
-        self.num_choices = num_choices
-        self.choices: defaultdict[int, Choice] = defaultdict(Choice)
-        self.usage: Usage | None = None
-        self._started = time.monotonic()
-        self._first: float | None = None
-        self._last = self._started
-
-    def add(self, chunk: Chunk) -> None:
-        """Takes a chunk in."""
-        self._last = time.monotonic()
-        if self._first is None:
-            self._first = self._last
-        choice = self.choices[chunk.choice_index]
-        choice.token_ids.extend(chunk.token_ids)
-        choice.text += chunk.text
-        if chunk.finish_reason is not None:
-            choice.finish_reason = chunk.finish_reason.value
-        self.usage = chunk.usage or self.usage
-
-    def as_json(self) -> dict[str, Any]:
-        """The last JSON line: the first choice at the top, all of them under `choices` when there are several."""
-        first = self.choices[0].as_json(0)
-        del first["choice_index"]
-        line: dict[str, Any] = {**first, "usage": _usage_json(self.usage)}
-        if self.num_choices > 1:
-            line["choices"] = [choice.as_json(index) for index, choice in sorted(self.choices.items())]
-        return line
-
-    def summary(self) -> str:
-        """One line: prompt tokens, cached tokens, TTFT, tokens/s."""
-        usage = self.usage
-        if usage is None or self._first is None:
-            return "no answer"
-        decoding = self._last - self._first
-        later = usage.output_tokens - self.num_choices
-        speed = f"{later / decoding:.1f}" if decoding > 0 and later > 0 else "-"
-        guesses = f", {usage.accepted_tokens} of {usage.drafted_tokens} guesses right" if usage.drafted_tokens else ""
-        return (
-            f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} cached, "
-            f"TTFT {(self._first - self._started) * 1000:.0f} ms, "
-            f"{usage.output_tokens} tokens at {speed} tokens/s{guesses}"
-        )
-
-
 def _request_of(prompt: dict[str, Any], **options: Any) -> Any:
     """The message of the prompt options. Raises StartupError with a sentence for what cannot be sent."""
     text, ids, chat = prompt["text"], prompt["token_ids"], prompt["chat"] or prompt["system"] is not None
@@ -320,7 +294,7 @@ def _parse_biases(texts: Sequence[str]) -> dict[int, float]:
 def _show(chunk: Chunk, answer: Answer, json: bool) -> None:
     """One chunk as it comes. Several choices would mix on a terminal, so there they are shown when they are whole."""
     if json:
-        print_json(_chunk_json(chunk))
+        print_json(chunk_json(chunk))
     elif answer.num_choices == 1:
         print(chunk.text, end="", flush=True)
 
@@ -336,29 +310,6 @@ def _finish(answer: Answer) -> None:
         typer.echo()
     else:
         for index, choice in sorted(answer.choices.items()):
-            typer.echo(f"[{index}] {choice.text}")
+            score = "" if choice.score is None else f" {choice.score:.3f}"
+            typer.echo(f"[{index}{score}] {choice.text}")
     typer.echo(answer.summary(), err=True)
-
-
-def _chunk_json(chunk: Chunk) -> dict[str, Any]:
-    line: dict[str, Any] = {
-        "choice_index": chunk.choice_index,
-        "token_ids": list(chunk.token_ids),
-        "text": chunk.text,
-        "finish_reason": chunk.finish_reason.value if chunk.finish_reason else None,
-    }
-    for name in ("logprobs", "prompt_logprobs"):
-        if positions := getattr(chunk, name):
-            line[name] = [_position_json(each) for each in positions]
-    return line
-
-
-def _position_json(position: PositionLogprobs) -> dict[str, Any]:
-    top = [list(pair) for pair in position.top]
-    return {"token_id": position.token_id, "logprob": position.logprob, "top": top}
-
-
-def _usage_json(usage: Usage | None) -> dict[str, Any] | None:
-    if usage is None:
-        return None
-    return {name: getattr(usage, name) for name in Usage.__slots__}

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from services.addresses import TcpAddress, parse_address
+from services.cli_answer import Answer
 from services.cli_common import EXIT_UNABLE
-from services.cli_generate import Answer
 from services.client import Client, OctavoError
 from services.config import KvManagerSettings, ModelRunnerSettings, OctavoSettings, UpSettings
 from services.errors import StartupError

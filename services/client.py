@@ -176,9 +176,13 @@ def generate_request(prompt: Prompt = None, **options: Unpack[GenerateOptions]) 
 
 def _write_search(message: pb.GenerateRequest, given: Mapping[str, Any]) -> None:
     if "beam_width" in given:
-        stopping = _EARLY_STOPPING[given["early_stopping"]] if "early_stopping" in given else None
+        way = given.get("early_stopping")
+        if way is not None and way not in _EARLY_STOPPING:
+            raise ValueError(f"early_stopping is {way!r}; say 'first' or 'never', or leave it out")
         search = pb.BeamSearch(
-            width=given["beam_width"], length_penalty=given.get("length_penalty"), early_stopping=stopping
+            width=given["beam_width"],
+            length_penalty=given.get("length_penalty"),
+            early_stopping=_EARLY_STOPPING.get(way),
         )
         message.beam_search.CopyFrom(search)
     elif lone := [name for name in ("length_penalty", "early_stopping") if name in given]:

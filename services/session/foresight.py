@@ -27,8 +27,11 @@ class Foresight:
         """Notes when to ask for the next block: a sequence grows by one token a step, once its prompt is computed.
 
         Not in the step that may end the prompt, for a fork may follow it, and nothing may be said of a sequence before
-        what it promises is computed. Who grows faster, because guesses of it were right, is served from the lease.
+        what it promises is computed. Who grows faster, because guesses of it were right, or forks often, is served from
+        the lease.
         """
+        if held.forks_often:
+            return
         soonest = 1 if held.told - held.computed <= 1 and not held.promised else 2
         room = len(held.blocks) * self._block_size
         due = self._steps + max(soonest, room + 1 - held.told + 1 - AHEAD_STEPS)

@@ -50,6 +50,8 @@ class Held:
     asked: int = 0
     forked: bool = False
     """Others may hold the blocks that it will write."""
+    forks_often: bool = False
+    """It may be forked after any step, when no answer may be under way: it asks for no room ahead."""
     copy_due: bool = False
     refused: Refused | None = None
     """The answer to the last question for room."""
@@ -92,6 +94,7 @@ class Held:
             sent=len(self.tokens),
             sent_computed=self.computed,
             forked=True,
+            forks_often=self.forks_often,
         )
 
     def cut_tokens(self, num_tokens: int) -> None:

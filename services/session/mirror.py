@@ -163,6 +163,7 @@ class Mirror:
         handle = self._next_handle()
         held = Held(request.sequence_id, handle, request.cache_salt, request.retention, array("I", request.token_ids))
         held.promised = request.promised_tokens
+        held.forks_often = request.forks_often
         held.skips_cache_write = request.skip_cache_write
         self._admitting[handle] = held
         self.orders.admit(handle, request)

@@ -46,6 +46,31 @@ def json_lines(output: str) -> list[dict[str, Any]]:
 
 
 class TestGenerate:
+    def test_a_beam_search_finds_what_was_recorded(self, stack: Stack) -> None:
+        recorded = json.loads((Path(__file__).parent.parent / "data" / "golden_beams.json").read_text())
+        run = next(each for each in recorded["searches"] if (each["width"], each["early_stopping"]) == (4, True))
+        ids = ",".join(map(str, recorded["prompts"][run["prompt"]]))
+        options = ["--beam-width", "4", "--length-penalty", str(run["length_penalty"]), "--early-stopping", "first"]
+        limit = str(run["max_new_tokens"])
+        done = generate(stack, "--token-ids", ids, *options, "--n", "3", "--max-tokens", limit, "--json")
+        *chunks, last = json_lines(done.stdout)
+        assert [chunk["choice_index"] for chunk in chunks] == [0, 1, 2]
+        assert [choice["token_ids"] for choice in last["choices"]] == run["answers"][:3]
+        assert [choice["score"] for choice in last["choices"]] == pytest.approx(run["scores"][:3], abs=2e-2)
+
+    def test_best_of_shows_the_likeliest(self, stack: Stack) -> None:
+        options = ["--temperature", "0.8", "--seed", "3", "--max-tokens", "8", "--ignore-eos", "--logprobs", "0"]
+        every = json_lines(generate(stack, "Once upon", *options, "--n", "4", "--json").stdout)
+        means = [
+            sum(chunk["logprobs"][0]["logprob"] for chunk in every[:-1] if chunk["choice_index"] == choice) / 8
+            for choice in range(4)
+        ]
+        done = generate(stack, "Once upon", *options, "--best-of", "4", "--json")
+        chunk, last = json_lines(done.stdout)
+        assert last["token_ids"] == every[-1]["choices"][means.index(max(means))]["token_ids"]
+        assert chunk["score"] == pytest.approx(max(means))
+        assert last["usage"]["output_tokens"] == 32
+
     def test_text_streams_and_ends_with_a_line_of_figures(self, stack: Stack) -> None:
         done = generate(stack, CLEAR["prompt"], "--max-tokens", "48", "--ignore-eos")
         assert done.returncode == 0

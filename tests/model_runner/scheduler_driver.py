@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from kvmanager import KvManager
+from model_runner.admission import SearchRoom
 from model_runner.books import Admission, AllocationRequest, BlockGrant, PoolFacts, SequenceUpdate
 from model_runner.generation import Generation
 from model_runner.observer import SilentObserver
@@ -68,7 +69,8 @@ class Driver:
         self.sequences: list[Sequence] = []
         self.computed_tokens = 0
         self.preemptions = 0
-        self._generation = Generation(ToyTokenizer(), frozenset(), 1_000_000, SilentObserver())
+        room = SearchRoom(usable_blocks, block_size)
+        self._generation = Generation(ToyTokenizer(), frozenset(), 1_000_000, SilentObserver(), room)
 
     def add(
         self,
@@ -167,10 +169,7 @@ class Driver:
             each.num_outputs += 1
         if children:
             live.sequences.extend(children)
-            self.scheduler.adopt(children)
-            self.books.append([sequence.commit()])
-            sequence.share_with(children)
-            self.books.fork(sequence.sequence_id, [child.sequence_id for child in children])
+            self.scheduler.fork([(sequence, children)])
 
     def _check(self, plan: StepPlan) -> None:
         """The budget is kept, each sequence works once and has room, and both sides have the same block tables."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from model_runner.admission import SearchRoom
 from model_runner.constraint import Constraint
 from model_runner.generation import Generation
 from model_runner.logit_edits import mask_of
@@ -190,7 +191,7 @@ class Only:
     "sampling", [SamplingParams(), SamplingParams(bad_words=((11,),))], ids=["plain", "with rules"]
 )
 def test_a_choice_keeps_to_its_form(sampling: SamplingParams) -> None:
-    generation = Generation(ToyTokenizer(), frozenset(), 100, SilentObserver())
+    generation = Generation(ToyTokenizer(), frozenset(), 100, SilentObserver(), SearchRoom(100, 4))
     request = GenerateRequest("a", (1, 2), sampling, StopConditions(max_tokens=1))
     plain, formed = (LiveRequest(request, arrived_at=0.0) for _ in range(2))
     for live in (plain, formed):

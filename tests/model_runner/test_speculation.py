@@ -144,6 +144,17 @@ class TestTheSameAnswer:
             assert harness.tokens("a") == [9, 8, 7]
             assert harness.last("a").finish_reason is FinishReason.STOP
 
+    def test_the_best_of_several_and_their_scores(self) -> None:
+        outcomes = []
+        for guesses in (0, 6):
+            with speculating(guesses, num_blocks=201) as harness:
+                harness.submit("a", prompt_of(30), OUTPUTS, sampling=DRAWN, num_choices=2, best_of=4)
+                usage = usage_of(harness, "a")
+                scores = {chunk.choice_index: chunk.score for chunk in harness.wait("a") if chunk.finish_reason}
+                outcomes.append((scores, [seen(harness, "a", choice) for choice in range(2)]))
+        assert outcomes[0] == outcomes[1]
+        assert_both(usage)
+
     def test_a_request_that_leaves_nothing_in_the_cache_leaves_no_guesses_there(self) -> None:
         prompt = prompt_of(30)
         with speculating() as harness:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.invalid import InvalidRequest
-from model_runner.request import GenerateRequest, Retention, SamplingParams, StopConditions
+from model_runner.request import BeamSearch, GenerateRequest, Retention, SamplingParams, StopConditions
 from model_runner.validation import Limits, check_text_size, validate
 from model_runner.validation_sampling import check_bad_words
 
@@ -19,16 +19,19 @@ LIMITS = Limits(vocab_size=1000, max_sequence_tokens=64)
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 STOP = {field.name for field in dataclasses.fields(StopConditions)}
 RETENTION = {field.name for field in dataclasses.fields(Retention)}
+BEAM_SEARCH = {field.name for field in dataclasses.fields(BeamSearch)}
 REQUEST = {field.name for field in dataclasses.fields(GenerateRequest)}
 
 
 def request_with(field: str, value: object) -> GenerateRequest:
-    """A good request with one field, of whichever of the four dataclasses, replaced."""
+    """A good request with one field, of whichever of the five dataclasses, replaced."""
     request = GenerateRequest("r-1", (1, 2, 3))
     if field in SAMPLING:
         return dataclasses.replace(request, sampling=SamplingParams(**{field: value}))
     if field in STOP:
         return dataclasses.replace(request, stop=StopConditions(**{field: value}))
+    if field in BEAM_SEARCH:
+        return dataclasses.replace(request, beam_search=BeamSearch(**{"width": 2, field: value}))
     if field in RETENTION:
         return dataclasses.replace(request, retention=Retention(**{field: value}))
     return dataclasses.replace(request, **{field: value})
@@ -95,6 +98,14 @@ def request_with(field: str, value: object) -> GenerateRequest:
         ("num_choices", 0, ["0", "1 to 64"]),
         ("num_choices", -1, ["-1", "1 to 64"]),
         ("num_choices", 65, ["65", "1 to 64"]),
+        ("best_of", -1, ["-1", "1 to 64"]),
+        ("best_of", 65, ["65", "1 to 64"]),
+        ("width", 0, ["0", "1 to 64"]),
+        ("width", 65, ["65", "1 to 64"]),
+        ("length_penalty", 10.5, ["10.5", "-10.0 to 10.0"]),
+        ("length_penalty", -10.5, ["-10.5", "-10.0 to 10.0"]),
+        ("length_penalty", math.nan, ["nan"]),
+        ("length_penalty", math.inf, ["inf"]),
         ("logprobs", -1, ["-1", "0 to 100"]),
         ("logprobs", 101, ["101", "0 to 100"]),
         ("prompt_logprobs", -1, ["-1", "0 to 100"]),
@@ -162,6 +173,13 @@ def test_refused_with_the_field_and_the_numbers(field: str, value: object, words
         ("min_tokens", 2**31 - 1),
         ("num_choices", 1),
         ("num_choices", 64),
+        ("best_of", 0),
+        ("best_of", 1),
+        ("best_of", 64),
+        ("width", 1),
+        ("width", 64),
+        ("length_penalty", -10.0),
+        ("length_penalty", 10.0),
         ("logprobs", None),
         ("logprobs", 0),
         ("logprobs", 100),
@@ -198,6 +216,61 @@ def test_no_more_choices_than_may_run_at_once() -> None:
     assert validate(request_with("num_choices", 8), few) is None
     with pytest.raises(InvalidRequest, match=r"num_choices is 9.*8"):
         validate(request_with("num_choices", 9), few)
+
+
+@pytest.mark.parametrize("field", ["best_of", "width"])
+def test_no_more_sequences_than_may_run_at_once(field: str) -> None:
+    few = dataclasses.replace(LIMITS, max_choices=8)
+    assert validate(request_with(field, 8), few) is None
+    with pytest.raises(InvalidRequest, match=rf"{field} is 9.*8"):
+        validate(request_with(field, 9), few)
+
+
+def test_no_fewer_are_drawn_than_returned() -> None:
+    three = dataclasses.replace(PLAIN, num_choices=3)
+    assert validate(dataclasses.replace(three, best_of=3), LIMITS) is None
+    with pytest.raises(InvalidRequest, match=r"best_of is 2.* 3 to 64") as caught:
+        validate(dataclasses.replace(three, best_of=2), LIMITS)
+    assert caught.value.field == "best_of"
+
+
+class TestBeamSearch:
+    SEARCH = dataclasses.replace(GenerateRequest("r", (1,)), beam_search=BeamSearch(4))
+
+    def refused(self, **changes: object) -> InvalidRequest:
+        with pytest.raises(InvalidRequest) as caught:
+            validate(dataclasses.replace(self.SEARCH, **changes), LIMITS)
+        return caught.value
+
+    def test_no_more_answers_than_it_keeps(self) -> None:
+        assert validate(dataclasses.replace(self.SEARCH, num_choices=4), LIMITS) is None
+        refusal = self.refused(num_choices=5)
+        assert (refusal.field, "is 5" in str(refusal), "keeps 4" in str(refusal)) == ("num_choices", True, True)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("temperature", 0.5),
+            ("top_k", 3),
+            ("top_p", 0.9),
+            ("min_p", 0.1),
+            ("seed", 0),
+            ("repetition_penalty", 1.1),
+            ("presence_penalty", 0.5),
+            ("frequency_penalty", 0.5),
+            ("bad_words", ((1, 2),)),
+        ],
+    )
+    def test_nothing_is_drawn(self, field: str, value: object) -> None:
+        refusal = self.refused(sampling=SamplingParams(**{field: value}))
+        assert (refusal.field, "draws none" in str(refusal)) == (field, True)
+
+    def test_no_best_of(self) -> None:
+        assert self.refused(best_of=4).field == "best_of"
+
+    def test_what_says_nothing_of_draws_may_be_said(self) -> None:
+        spoken = SamplingParams(temperature=0.0, top_p=1.0, logit_bias=((1, 2.0),), allowed_token_ids=frozenset([1, 2]))
+        assert validate(dataclasses.replace(self.SEARCH, sampling=spoken), LIMITS) is None
 
 
 def test_no_more_tokens_at_least_than_at_most() -> None:
@@ -263,6 +336,8 @@ REQUESTS = st.builds(
         min_tokens=INTEGERS,
     ),
     num_choices=INTEGERS,
+    best_of=st.just(0) | INTEGERS,
+    beam_search=st.none() | st.builds(BeamSearch, width=INTEGERS, length_penalty=NUMBERS),
     logprobs=st.none() | INTEGERS,
     prompt_logprobs=st.none() | INTEGERS,
     cache_salt=st.text(max_size=140),
@@ -295,7 +370,8 @@ def assert_in_range(request: GenerateRequest) -> None:
     assert len(stop.stop_strings) <= 64
     assert all(1 <= len(each.encode()) <= 1024 for each in stop.stop_strings)
     assert len(stop.stop_token_ids) <= 256
-    assert 1 <= request.num_choices <= 64
+    assert 1 <= request.num_choices <= request.num_sequences <= 64
+    assert request.beam_search is None or (not request.best_of and -10 <= request.beam_search.length_penalty <= 10)
     assert request.logprobs is None or 0 <= request.logprobs <= 100
     assert request.prompt_logprobs is None or 0 <= request.prompt_logprobs <= 100
     assert len(request.cache_salt.encode()) <= 128

@@ -10,7 +10,15 @@ from google.rpc import error_details_pb2
 from octavo.runner.v1 import model_runner_pb2 as pb
 
 from model_runner.engine_types import Failure, FailureKind
-from model_runner.request import NO_RETENTION, Chunk, PositionLogprobs, Retention, SamplingParams
+from model_runner.request import (
+    NO_RETENTION,
+    BeamSearch,
+    Chunk,
+    EarlyStopping,
+    PositionLogprobs,
+    Retention,
+    SamplingParams,
+)
 from services.client import generate_request
 from services.errors import to_status
 from services.runner_errors import runner_failure
@@ -70,6 +78,32 @@ def test_what_is_not_asked_for_is_not_sent() -> None:
     message = generate_request([1], cache_salt="s")
     assert not message.HasField("retention")
     assert read_request(message, "r", [1]).retention == NO_RETENTION
+
+
+def test_a_beam_search_arrives() -> None:
+    plain = read_request(generate_request([1], beam_width=4), "r", [1])
+    assert (plain.beam_search, plain.num_choices, plain.best_of) == (BeamSearch(4), 1, 0)
+    for word, way in {"first": EarlyStopping.FIRST, "never": EarlyStopping.NEVER}.items():
+        message = generate_request([1], beam_width=3, n=2, length_penalty=0.0, early_stopping=word)
+        request = read_request(message, "r", [1])
+        assert (request.beam_search, request.num_choices) == (BeamSearch(3, 0.0, way), 2)
+    assert field_path(message, "width") == "beam_search.width"
+    assert field_path(message, "length_penalty") == "beam_search.length_penalty"
+    assert read_request(generate_request([1], n=2, best_of=5), "r", [1]).best_of == 5
+    assert read_request(generate_request([1]), "r", [1]).beam_search is None
+
+
+@pytest.mark.parametrize(
+    "options", [{"early_stopping": "first"}, {"length_penalty": 1.0}, {"beam_width": 2, "early_stopping": "soon"}]
+)
+def test_what_makes_no_beam_search(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"early_stopping|length_penalty"):
+        generate_request([1], **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("score", [None, -0.5, 0.0])
+def test_a_score_comes_back(score: float | None) -> None:
+    assert read_chunk(write_chunk(Chunk("r", 1, (3,), "x", score=score))).score == score
 
 
 @pytest.mark.parametrize("options", [{"priority": 2**31}, {"priority": 0.5}, {"pin_seconds": "long"}])

@@ -9,10 +9,14 @@ import pytest
 from kvmanager.runner_pool import RunnerPool
 from kvmanager.types import BASE_SCOPE, IndexKind
 from model_runner.engine_types import EngineState
+from model_runner.request import BeamSearch
 from services.cache_options import CacheOptions
+from tests.model_runner.naive_beams import naive_search
 from tests.model_runner.toy_model import Model, answer, habitual_logits, next_logits
 from tests.services.session.bad_channel import FakeClock, FakeServer, Faults
 from tests.services.session.stepped_engine import Bench
+
+ROUGH = Faults(lost=0.03, doubled=0.05, delayed=0.2, delay=0.1, cut=0.01)
 
 
 def test_an_undisturbed_run() -> None:
@@ -45,6 +49,55 @@ def test_guesses_of_an_undisturbed_run_cost_no_session() -> None:
 
 
 ROUGH = Faults(lost=0.03, doubled=0.05, delayed=0.2, delay=0.1, cut=0.01)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("lease_blocks", [0, 4, 16])
+def test_an_undisturbed_beam_search(width: int, lease_blocks: int) -> None:
+    """Beams are forked in any step, and never while an answer is awaited that would change their blocks."""
+    bench = Bench(FakeServer(FakeClock()), lease_blocks=lease_blocks)
+    bench.until_served()
+    prompt = list(range(10))
+    bench.submit("a", prompt, 30, beam_search=BeamSearch(width))
+    bench.until_all_ended()
+    assert bench.tokens("a") == list(naive_search(prompt, width, 30)[0][1])
+    bench.assert_books_agree()
+    assert bench.states == [EngineState.SERVING]
+    assert bench.books.status().restores == 0
+
+
+@pytest.mark.parametrize("lease_blocks", [0, 4, 8])
+@pytest.mark.parametrize("width", [2, 3, 6])
+def test_a_beam_search_that_fills_the_pool(width: int, lease_blocks: int) -> None:
+    """16 blocks of 4, spare ones among them: the prompt fills 2, and each beam has its part of the rest."""
+    bench = Bench(FakeServer(FakeClock()), num_blocks=17, lease_blocks=lease_blocks)
+    bench.until_served()
+    prompt = list(range(9))
+    bench.submit("a", prompt, 1_000, beam_search=BeamSearch(width))
+    bench.until_all_ended()
+    assert bench.tokens("a") == list(naive_search(prompt, width, (2 + 14 // width) * 4 - 9 + 1)[0][1])
+    bench.assert_books_agree()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_beam_searches_over_a_rough_channel(seed: int) -> None:
+    rng = random.Random(seed)
+    server = FakeServer(FakeClock(), rng=random.Random(seed + 1), faults=ROUGH)
+    bench = Bench(server, num_blocks=rng.choice([40, 65]), max_sequences=8)
+    bench.until_served()
+    plans = {str(number): ([rng.randrange(40) for _ in range(9)], 2 + number % 3) for number in range(12)}
+    for number, (prompt, width) in plans.items():
+        bench.submit(number, prompt, 12, beam_search=BeamSearch(width))
+        bench.turn(rng.randrange(8))
+        if rng.random() < 0.2:
+            server.kill()
+            bench.turn(rng.randrange(20))
+            server.start()
+    bench.until_all_ended()
+    for number, (prompt, width) in plans.items():
+        assert bench.tokens(number) == list(naive_search(prompt, width, 12)[0][1])
+    bench.assert_books_agree()
+    assert not bench.mirror.live
 
 
 @pytest.mark.parametrize("index", [IndexKind.HASH, IndexKind.RADIX, IndexKind.NONE])

@@ -1,0 +1,30 @@
+"""What a step of the model brought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from model_runner.request import Chunk
+from model_runner.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The chunks to deliver, the sequences that are done, by parent the new children, and how many tokens there were.
+
+    Each new token counts, those of answers that are not delivered too. drafted_tokens were guessed and verified;
+    accepted_tokens of them are among the new ones.
+    """
+
+    chunks: list[Chunk] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+    forks: list[tuple[Sequence, list[Sequence]]] = field(default_factory=list)
+    num_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def note_draft(self, tokens: int, drafted: int, accepted: int) -> None:
+        """A sequence has got so many tokens, of which `accepted` are the first of the `drafted` ones."""
+        self.num_tokens += tokens
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted
