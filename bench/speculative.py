@@ -4,7 +4,8 @@
 
 Eight documents, each with the request to sum it up and with the request to quote from it, are given to SmolLM2 in two
 engines of one process. They share the weights, and take turns: all requests of a task to one engine, then to the other,
-so many streams at a time. Decoding is greedy, and the answers must be equal. No client is in the way.
+so many streams at a time. Decoding is greedy, and the answers must be equal. No client is in the way. Seconds of CPU
+time, of all threads, say most where others use the machine too; with --threads 1 nobody waits in them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import process_time
 from typing import Annotated
 
 import typer
@@ -56,7 +58,7 @@ QUICK = Plan(rounds=1, max_tokens=24, documents=2)
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """All requests of a task in one engine: answers by document, and what they took.
+    """All requests of a task in one engine: answers by document, and what they took; CPU seconds with their prompts.
 
     sequence_steps: steps, counted once for each sequence that got a token in them.
     """
@@ -66,6 +68,7 @@ class Round:
     drafted_tokens: int
     accepted_tokens: int
     decode_seconds: float
+    cpu_seconds: float
 
     @property
     def sequence_steps(self) -> int:
@@ -101,6 +104,7 @@ class _Side:
         """Answers all prompts, so many at a time."""
         self._answers = {name: [] for name in prompts}
         self._usages = []
+        started = process_time()
         for number, (name, prompt) in enumerate(prompts.items()):
             if number >= streams:
                 self._await_one()
@@ -116,6 +120,7 @@ class _Side:
             drafted_tokens=sum(usage.drafted_tokens for usage in self._usages),
             accepted_tokens=sum(usage.accepted_tokens for usage in self._usages),
             decode_seconds=sum(usage.decode_seconds for usage in self._usages),
+            cpu_seconds=process_time() - started,
         )
 
     def _await_one(self) -> None:
@@ -131,9 +136,12 @@ class _Side:
                 self._free.release()
 
 
-def measure(plan: Plan, speculative_tokens: int, ngram: int, streams: Sequence[int] = STREAMS) -> dict[str, float]:
-    """The figures by name: of each task, with so many streams at a time."""
-    setup = set_up_model(load_settings(ModelRunnerSettings, {"log_format": "json", "kv_cache_memory": 1 << 28}))
+def measure(
+    plan: Plan, speculative_tokens: int, ngram: int, streams: Sequence[int] = STREAMS, threads: int = 0
+) -> dict[str, float]:
+    """The figures by name: of each task, with so many streams at a time. threads: of the model, 0 for all cores."""
+    given = {"log_format": "json", "kv_cache_memory": 1 << 28, "num_threads": threads}
+    setup = set_up_model(load_settings(ModelRunnerSettings, given))
     backend = create_backend(setup.backend.name, setup.backend.shape)
     other = TorchExecutor(setup.loaded.model, backend, setup.options.facts.block_size, setup.backend.shape.device)
     without, guessing = _Side(setup, setup.executor, 0, ngram), _Side(setup, other, speculative_tokens, ngram)
@@ -180,6 +188,7 @@ def _figures(name: str, rounds: list[tuple[Round, Round]]) -> dict[str, float]:
         f"speed_ratio_{name}": statistics.median(
             other.tokens_per_second / one.tokens_per_second for one, other in rounds
         ),
+        f"cpu_ratio_{name}": statistics.median(one.cpu_seconds / other.cpu_seconds for one, other in rounds),
     }
 
 
@@ -188,6 +197,7 @@ def main(
     ngram: Annotated[int, typer.Option(min=2, help="Tokens of the longest n-gram looked up.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; ratios are medians over them.")] = DEFAULTS.rounds,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = DEFAULTS.max_tokens,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads of the model; 0: all cores.")] = 0,
     streams: Annotated[list[int] | None, typer.Option(min=1, help="Requests at a time; may be given again.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two short answers: whether it runs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -195,7 +205,7 @@ def main(
     """Measures what guessing saves."""
     configure_logging("warning", "json")
     load = LoadMeter()
-    figures = measure(QUICK if quick else Plan(rounds, max_tokens), tokens, ngram, streams or STREAMS)
+    figures = measure(QUICK if quick else Plan(rounds, max_tokens), tokens, ngram, streams or STREAMS, threads)
     figures["load_cores"] = load.read().busy
     if as_json:
         typer.echo(json.dumps(figures))

@@ -18,4 +18,5 @@ def test_a_small_measure() -> None:
         # Of t tokens, a = acceptance x drafted came beside another one of their step.
         assert figures[f"tokens_per_step_{name}"] == pytest.approx(1 / (1 - acceptance * drafted))
         assert figures[f"speed_ratio_{name}"] > 0
+        assert figures[f"cpu_ratio_{name}"] > 0
     assert figures["tokens_per_step_quote_1"] > 1.0
