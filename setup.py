@@ -26,8 +26,17 @@ FLAGS += ["-ffp-contract=off", "-fno-trapping-math"]
 """The same bits in every instruction set; and no floating-point exceptions, so that choices can be vectorised."""
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-"""The flags of one file only: what is in the others runs on any CPU."""
-OWN_FLAGS = {"kernels_avx2.cpp": AVX2, "kernels_avx512.cpp": AVX512}
+OWN_FLAGS = {
+    "x86_64": {
+        "kernels_avx2.cpp": AVX2,
+        "kernels_avx2vnni.cpp": [*AVX2, "-mavxvnni"],
+        "kernels_avx512.cpp": AVX512,
+        "kernels_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
+    },
+    "aarch64": {"kernels_neondot.cpp": ["-march=armv8.2-a+dotprod"]},
+}
+"""The flags of one file only, by the machine: what is in the others runs on any of its kind."""
+SAME_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 class BuildKernels(build_ext):
@@ -48,8 +57,8 @@ class BuildKernels(build_ext):
         self.compiler.link_shared_object(objects, target, target_lang="c++", extra_postargs=["-pthread"])
 
     def _compile(self, source: str, depends: list[str]) -> list[str]:
-        is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-        own = OWN_FLAGS.get(Path(source).name, []) if is_x86 else []
+        machine = platform.machine().lower()
+        own = OWN_FLAGS.get(SAME_MACHINES.get(machine, machine), {}).get(Path(source).name, [])
         compiled = {"output_dir": self.build_temp, "depends": depends}
         try:
             return self.compiler.compile([source], extra_postargs=[*FLAGS, *own], **compiled)

@@ -1,8 +1,8 @@
 """The CPU kernels against what the machine can do: python -m bench.kernels.
 
-Products as a share of the measured multiply-add peak, beside torch's. Attention of one layer as a share of the read
-bandwidth, in pages and with all pages in a row, beside torch's. Decode steps of the demo model beside the time that
-reading their weights and K/V takes at least, and beside plain torch. See bench.turns for how this is timed; with
+Products as a share of the measured multiply-add peak in float32, beside torch's. Attention of one layer as a share of
+the read bandwidth, in pages and with all pages in a row, beside torch's. Decode steps of the demo model beside the time
+that reading their weights and K/V takes at least, and beside plain torch. See bench.turns for how this is timed; with
 --threads 1, by the thread's own time, which is the steadiest on a busy machine.
 """
 
@@ -35,6 +35,8 @@ MATRICES = {"qkv": (960, 576), "output": (576, 576), "gate_up": (3072, 576), "do
 COPIES = 8
 """Of each matrix, in turn: in a model another hundred are used before the same one again."""
 PEAK_TURNS = 200_000
+PRODUCTS = {form: (form, "float32") for form in native.FORMS} | {"w8a8": ("int8", "int8"), "w4a8": ("int4", "int8")}
+"""Forms of the weights and types of the activations, by the name of the column."""
 READ_UNIT = 1 << 18
 """Floats; octavo_probe_read takes multiples of it."""
 STEPS = ((1, 512, 1), (16, 512, 1), (64, 192, 1), (1, 128, 128), (4, 128, 128))
@@ -70,13 +72,16 @@ def machine(library: native.Library) -> str:
 
 
 def products(bench: Bench, rows: list[int]) -> None:
-    print("\nproducts: share of the multiply-add peak, and how many times as fast as torch in float32")
-    print(f"{'rows':>5} {'matrix':>8} {'torch fp32':>11} " + " ".join(f"{form:>16}" for form in native.FORMS))
+    print("\nproducts: share of the float32 multiply-add peak, and how many times as fast as torch in float32")
+    print(f"{'rows':>5} {'matrix':>8} {'torch fp32':>11} " + " ".join(f"{way:>16}" for way in PRODUCTS))
     for name, (outputs, inputs) in MATRICES.items():
         weights = torch.randn(COPIES, outputs, inputs)
-        matrices = {form: [native.Matrix(form, outputs, inputs) for _ in range(COPIES)] for form in native.FORMS}
-        for form in native.FORMS:
-            for copy, matrix in enumerate(matrices[form]):
+        matrices = {
+            way: [native.Matrix(form, outputs, inputs, activations) for _ in range(COPIES)]
+            for way, (form, activations) in PRODUCTS.items()
+        }
+        for copies in matrices.values():
+            for copy, matrix in enumerate(copies):
                 matrix.fill(0, weights[copy])
         for count in rows:
             x = torch.randn(count, inputs)
@@ -85,15 +90,15 @@ def products(bench: Bench, rows: list[int]) -> None:
                 "torch": lambda turn, x=x, weights=weights: functional.linear(x, weights[turn % COPIES]),
             }
             ways |= {
-                form: lambda turn, x=x, copies=copies: copies[turn % COPIES].multiply(x)
-                for form, copies in matrices.items()
+                way: lambda turn, x=x, copies=copies: copies[turn % COPIES].multiply(x)
+                for way, copies in matrices.items()
             }
             took = bench.compare(ways)
             peak = bench.peak_flops() / took["peak"]
             shares = {way: 2 * count * outputs * inputs / seconds / peak for way, seconds in took.items()}
             print(
                 f"{count:>5} {name:>8} {shares['torch']:>11.0%} "
-                + " ".join(f"{shares[form]:>8.0%} {took['torch'] / took[form]:5.1f} x" for form in native.FORMS),
+                + " ".join(f"{shares[way]:>8.0%} {took['torch'] / took[way]:5.1f} x" for way in PRODUCTS),
                 flush=True,
             )
 

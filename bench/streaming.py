@@ -164,7 +164,9 @@ class Bench:
         try:
             with self._engine(servicer.streams.deliver, "streamed", registry) as engine:
                 limits = replace(self._setup.limits, max_sequence_tokens=self._setup.options.max_sequence_tokens)
-                servicer.served = ServedModel(engine, self._setup.tokenizer, limits, self._setup.describe("streamed"))
+                setup = self._setup
+                forms = setup.form_compiler()
+                servicer.served = ServedModel(engine, setup.tokenizer, limits, setup.describe("streamed"), forms)
                 while engine.state is not EngineState.SERVING:
                     await asyncio.sleep(0.01)
                 yield endpoint.address

@@ -69,7 +69,10 @@ def models(forms: Sequence[str]) -> dict[str, NativeDecoder]:
     config = load_model(demo_model_path()).config
     weights = GgufWeights(reader, config)
     rotated = RotatedWeights(weights, config)
-    made = {"auto, the file's own": NativeDecoder(config, weights, EXACT)}
+    made = {
+        "auto, the file's own": NativeDecoder(config, weights, EXACT),
+        "auto, int8 activations": NativeDecoder(config, weights, EXACT, activations="int8"),
+    }
     return made | {form: NativeDecoder(rotated_config(config), rotated, form) for form in forms}
 
 
@@ -102,7 +105,7 @@ def main() -> None:
             size -= int(c.vocab_size * c.hidden_size * EMBEDDING_BITS[name] / 8)
         least = (size + kv) * took["read"] / memory.nbytes
         print(
-            f"{name:>20}: {size / 2**20:6.1f} MiB, {took[name] * 1e3:6.2f} ms, at least {least * 1e3:6.2f} to read, "
+            f"{name:>22}: {size / 2**20:6.1f} MiB, {took[name] * 1e3:6.2f} ms, at least {least * 1e3:6.2f} to read, "
             f"perplexity {perplexity(model, token_ids):.3f}",
             flush=True,
         )

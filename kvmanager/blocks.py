@@ -10,6 +10,8 @@ The verbs here trust their caller for capacity; the pool checks it before it cha
 
 from __future__ import annotations
 
+from operator import lt
+
 from kvmanager.cached_blocks import CachedBlocks
 from kvmanager.errors import BrokenBooks
 from kvmanager.events import EventLog
@@ -123,6 +125,18 @@ class BlockPool(CachedBlocks):
         if gained > 0:
             self.partial[block] = num_tokens
             self.stored_tokens += gained
+
+    def store_tails(self, blocks: list[int], tokens: list[int]) -> None:
+        """store() for each of the blocks."""
+        names, partial, full = self.index.names, self.partial, self.block_size
+        before = [full if names[block] else partial.get(block, 0) for block in blocks]
+        if len(set(blocks)) < len(blocks) or not all(map(lt, before, tokens)):
+            # Some are shared: what one holder says of them, another may have said.
+            for block, num_tokens in zip(blocks, tokens, strict=True):
+                self.store(block, num_tokens)
+            return
+        partial.update(zip(blocks, tokens, strict=True))
+        self.stored_tokens += sum(tokens) - sum(before)
 
     def cut(self, block: int, num_tokens: int) -> None:
         """A held block that is nobody else's, nor to be found, holds no more than its first `num_tokens` tokens."""

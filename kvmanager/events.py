@@ -69,8 +69,7 @@ class EventLog:
         """`names` can be found from now on."""
         if adapter_id and not parent:
             self.adapters[names[0]] = (adapter_id, adapter_version)
-        for start in range(0, len(names), MAX_NAMES):
-            some = names[start : start + MAX_NAMES]
+        for some in _parts(names):
             self._add(IndexEvent(self._last + 1, EventKind.STORED, some, parent, adapter_id, adapter_version))
             parent = some[-1]
 
@@ -79,8 +78,8 @@ class EventLog:
         if self.adapters:
             for name in names:
                 self.adapters.pop(name, None)
-        for start in range(0, len(names), MAX_NAMES):
-            self._add(IndexEvent(self._last + 1, EventKind.REMOVED, names[start : start + MAX_NAMES]))
+        for some in _parts(names):
+            self._add(IndexEvent(self._last + 1, EventKind.REMOVED, some))
 
     def cleared(self) -> None:
         """Nothing can be found any more."""
@@ -103,3 +102,10 @@ class EventLog:
             self._names -= len(events.popleft().names)
         if self.on_event is not None:
             self.on_event()
+
+
+def _parts(names: tuple[bytes, ...]) -> list[tuple[bytes, ...]]:
+    """The names of each event; nearly always those of one."""
+    if len(names) <= MAX_NAMES:
+        return [names] if names else []
+    return [names[start : start + MAX_NAMES] for start in range(0, len(names), MAX_NAMES)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final, Protocol
 
@@ -152,8 +153,7 @@ class HashChain:
         """Computes the names of the first `num_blocks` blocks; the tokens must fill them."""
         names, size, new_hash, join = self.names, self._block_size, self._new_hash, b"".join
         parent = names[-1] if names else self._none
-        before = _head(_ARRAY, 3) + _head(_BYTES, len(parent))
-        between = _head(_ARRAY, size)
+        before, between = _heads(len(parent), size)
         first = len(names)
         later_keys = None if self._spans else self._later_keys
         for place, body in enumerate(_encode_blocks(self.token_ids[first * size : num_blocks * size], size)):
@@ -217,6 +217,8 @@ def _encode_blocks(token_ids: array[int], block_size: int) -> list[bytes]:
     An id from 256 to 65,535 takes three bytes, so all are encoded at once as if they were such; then the blocks that
     have another one are put together again.
     """
+    if len(token_ids) == block_size:
+        return [_encode_tokens(token_ids)]
     if len(token_ids) < _FEW_TOKENS:
         return [_encode_tokens(token_ids[place : place + block_size]) for place in range(0, len(token_ids), block_size)]
     big_endian = token_ids[:]
@@ -275,6 +277,12 @@ def _encode_tokens(token_ids: array[int]) -> bytes:
 
 def _encode_keys(keys: ExtraKeys) -> bytes:
     return _NO_KEYS if keys is None else bytes(cbor2.dumps(keys, canonical=True))
+
+
+@lru_cache(maxsize=64)
+def _heads(parent_bytes: int, num_tokens: int) -> tuple[bytes, bytes]:
+    """What stands before a block's parent, and between that and its tokens."""
+    return _head(_ARRAY, 3) + _head(_BYTES, parent_bytes), _head(_ARRAY, num_tokens)
 
 
 def _head(major: int, number: int) -> bytes:

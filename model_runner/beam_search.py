@@ -19,8 +19,8 @@ from torch import Tensor
 from model_runner.request import BeamSearch, EarlyStopping, PositionLogprobs
 from model_runner.sampling import logprobs
 
-EndsText = Callable[[int, int], bool]
-"""Whether the text of a beam, given by its index, is whole with one more token."""
+EndsText = Callable[[int, int], bool | None]
+"""Whether the text of a beam, given by its index, is whole with one more token; None where it can't be with it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,11 +133,14 @@ class Search:
             before = np.float32(beam.total)
             found += [(float(before + np.float32(value)), parent, token_id) for token_id, value in row if value > -inf]
         found.sort(key=lambda each: -each[0])
-        return (self._judge(*each, ends_text) for each in found[: self._num_candidates])
+        judged = (self._judge(*each, ends_text) for each in found[: self._num_candidates])
+        return (candidate for candidate in judged if candidate is not None)
 
-    def _judge(self, total: float, parent: int, token_id: int, ends_text: EndsText | None) -> _Candidate:
+    def _judge(self, total: float, parent: int, token_id: int, ends_text: EndsText | None) -> _Candidate | None:
         by_token = token_id in self._ends
-        by_text = ends_text is not None and not by_token and ends_text(parent, token_id)
+        by_text = False if ends_text is None or by_token else ends_text(parent, token_id)
+        if by_text is None:
+            return None
         is_end = by_token or by_text or self.length + 1 >= self.limit
         return _Candidate(total, parent, token_id, by_token, by_text, is_end)
 

@@ -33,7 +33,9 @@ class Searcher:
         request, stop = live.request, live.request.stop
         if request.beam_search is None:
             return None
-        ends = stop.stop_token_ids if stop.ignore_eos else stop.stop_token_ids | self._eos_token_ids
+        # A form allows an end token only where it is complete, and nothing can follow it.
+        heeds_eos = not stop.ignore_eos or live.constraint is not None
+        ends = stop.stop_token_ids | self._eos_token_ids if heeds_eos else stop.stop_token_ids
         if stop.max_tokens is not None:
             limit = min(limit, stop.max_tokens)
         return Search(request.beam_search, limit, ends, request.logprobs)
@@ -53,7 +55,9 @@ class Searcher:
         live.output_tokens = search.num_tokens
         live.forked = True
         self._progress.note_first(live.sequences[0], now)
-        if search.is_over:
+        if not search.finished and search.is_over and live.constraint is not None:
+            outcome.stuck.append(live.sequences[0])
+        elif search.is_over:
             outcome.finished += live.sequences
             live.sequences = []
             outcome.chunks += number(_answers(live, search), live.usage(now), live.take_prompt_logprobs())
@@ -97,9 +101,11 @@ class _Ahead:
         self._after: dict[tuple[int, int], tuple[Detokenizer, Constraint | None]] = {}
         self.is_needed = reads or any(constraint is not None for _, constraint in self._before)
 
-    def ends(self, beam: int, token_id: int) -> bool:
-        """Whether a stop string ends the text of a beam and one more token, or their form is complete."""
+    def ends(self, beam: int, token_id: int) -> bool | None:
+        """Whether a stop string ends the text of a beam and one more token, or their form is over; None when stuck."""
         detokenizer, constraint = self.after(beam, token_id)
+        if constraint is not None and constraint.failure:
+            return None
         return detokenizer.stop_string is not None or (constraint is not None and constraint.is_over)
 
     def after(self, beam: int, token_id: int) -> tuple[Detokenizer, Constraint | None]:

@@ -7,14 +7,23 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+# Marks where the last message ends in the rendered text. Templates that trim messages take the space.
+_END = "<end of the last message> "
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+"""Variables that template_arguments may not have."""
+
 
 class ChatTemplateError(ValueError):
-    """One sentence on why messages cannot become a prompt."""
+    """One sentence on why messages cannot become a prompt. field: the part of the chat at fault, if it is one part."""
+
+    def __init__(self, sentence: str, field: str = "") -> None:
+        super().__init__(sentence)
+        self.field = field
 
 
 class ChatTemplate:
@@ -22,8 +31,10 @@ class ChatTemplate:
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
         """Compiles the jinja2 `source`. Raises ChatTemplateError when it is not valid."""
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self._variables = meta.find_undeclared_variables(environment.parse(source))
         except TemplateSyntaxError as error:
             raise ChatTemplateError(
                 f"The chat template has an error in line {error.lineno}: {error.message}."
@@ -32,22 +43,54 @@ class ChatTemplate:
             raise ChatTemplateError(f"The chat template cannot be compiled: {_reason(error)}.") from None
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
-    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        continue_final_message: bool = False,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt text. Raises ChatTemplateError, also for what the template itself refuses.
 
-        messages: each with its role and content. add_generation_prompt: end where the assistant begins to speak.
+        messages: at least one; each with its role and content, and where they are needed name, tool_calls and
+        tool_call_id, as OpenAI's API has them; but the arguments of a call are an object. add_generation_prompt: end
+        where the assistant begins to speak. continue_final_message: end where the last message ends instead.
+        template_arguments: further variables, none of them RESERVED.
         """
+        if tools and "tools" not in self._variables:
+            raise ChatTemplateError("The model's chat template knows no tools; leave them out.", "tools")
+        if continue_final_message:
+            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END}]
+        # What is not there is None, not undefined: some templates only compare.
+        variables = {"documents": None, **self._tokens, **(template_arguments or {})}
+        text = self._render(
+            variables,
+            messages=[dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+        )
+        return _up_to_the_end(text) if continue_final_message else text
+
+    def _render(self, variables: Mapping[str, Any], **inputs: Any) -> str:
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                **self._tokens,
-            )
+            return self._template.render(variables, **inputs)
         except _Refusal as refusal:
             raise ChatTemplateError(f"The chat template refuses these messages: {_reason(refusal)}.") from None
         except Exception as error:
             # A template is a program of the model's author: it can fail in any way.
             raise ChatTemplateError(f"The chat template fails on these messages: {_reason(error)}.") from None
+
+
+def _up_to_the_end(text: str) -> str:
+    """What comes before the mark; without the white space before it where the template trims messages."""
+    before, mark, after = text.rpartition(_END.rstrip())
+    if not mark:
+        raise ChatTemplateError(
+            "The chat template leaves the last message out, so that it cannot be continued.", "continue_final_message"
+        )
+    return before if after.startswith(" ") else before.rstrip()
 
 
 class _Refusal(TemplateError):

@@ -20,8 +20,18 @@ class Constraint(Protocol):
         ...
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the text so far has the form; more may follow."""
+        ...
+
+    @property
     def is_over(self) -> bool:
         """Whether the form is complete and nothing may follow but the end."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """Why no token may follow though the form is not complete; empty while all is well."""
         ...
 
     def copy(self) -> Constraint:

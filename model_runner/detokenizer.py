@@ -12,14 +12,17 @@ from model_runner.token_text import Tokenizer, token_text
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of a choice, and the stop string that ended it, if one did. The text holds no part of that string."""
+    """New text of a choice, and the stop string that ended it, if one did.
+
+    The text holds no part of that string, or ends with the whole of it, as the Detokenizer was told.
+    """
 
     text: str
     stop_string: str | None = None
 
 
 class Detokenizer:
-    """Detokenises one choice. All text returned, joined, is the decoding of all tokens up to the first stop string.
+    """Detokenises one choice. All text returned, joined, is the decoding of all tokens, cut at the first stop string.
 
     Text comes in whole characters, invalid bytes as U+FFFD. Held back are an unfinished character, a run of byte
     tokens such as <0xE2> (one invalid byte turns the whole run into U+FFFD), and what may begin a stop string. The
@@ -31,14 +34,18 @@ class Detokenizer:
         tokenizer: Tokenizer,
         stop_strings: Sequence[str] = (),
         skip_special_tokens: bool = True,
+        *,
         unsearched_tokens: int = 0,
+        include_stop_string: bool = False,
+        strip: bool = True,
     ) -> None:
-        """unsearched_tokens: of the first so many, the text is let through whatever it has.
+        """unsearched_tokens: of the first so many, the text is let through whatever it has. include_stop_string: the
+        text ends after the stop string, not before it. strip: as token_text() has it.
 
         Raises ValueError for an empty stop string.
         """
-        self._text = token_text(tokenizer, skip_special_tokens)
-        self._search = StopSearch(stop_strings)
+        self._text = token_text(tokenizer, skip_special_tokens, strip=strip)
+        self._search = StopSearch(stop_strings, include=include_stop_string)
         self._unsearched = unsearched_tokens
 
     @property
@@ -61,6 +68,6 @@ class Detokenizer:
         return TextDelta(text, self._search.found)
 
     def finish(self) -> str:
-        """Ends the tokens and returns what was held back, up to a stop string (see `stop_string`)."""
+        """Ends the tokens and returns what was held back, cut at a stop string (see `stop_string`)."""
         rest = self._text.finish()
         return rest if self._unsearched else self._search.push(rest) + self._search.finish()

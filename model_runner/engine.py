@@ -25,6 +25,7 @@ from model_runner.books import (
     BooksTaken,
     KvBooks,
 )
+from model_runner.constraint import Constraint
 from model_runner.drafting import Drafter
 from model_runner.engine_types import (
     Delivery,
@@ -35,7 +36,7 @@ from model_runner.engine_types import (
     FailureKind,
     StateListener,
 )
-from model_runner.generation import Generation, abort_chunks
+from model_runner.generation import Generation, abort_chunks, describe_stuck
 from model_runner.intake import Intake
 from model_runner.observer import EngineObserver, SilentObserver, StepReport
 from model_runner.outcome import Outcome
@@ -126,12 +127,13 @@ class Engine:
     def state(self) -> EngineState:
         return self._state
 
-    def submit(self, request: GenerateRequest) -> LiveRequest:
+    def submit(self, request: GenerateRequest, constraint: Constraint | None = None) -> LiveRequest:
         """Takes in a validated request and returns the handle to cancel it by.
 
-        Raises DuplicateRequest, QueueFull, EngineStopped.
+        constraint: the request's structured_output, compiled, at its beginning. Raises DuplicateRequest, QueueFull,
+        EngineStopped.
         """
-        live = LiveRequest(request, arrived_at=time.monotonic())
+        live = LiveRequest(request, arrived_at=time.monotonic(), constraint=constraint)
         live.sequences.append(self._generation.first_sequence(live))
         self._intake.submit(live)
         return live
@@ -255,7 +257,8 @@ class Engine:
         Who sees a last chunk finds the blocks given back. mistold: sequences whose guesses were told, and are wrong.
         """
         with ExitStack() as always:
-            # Whatever the books answer: last of all the chunks go out, and before that the ended sequences end.
+            # Whatever the books answer: in the end the chunks go out, and before that the ended sequences end.
+            always.callback(self._end_stuck, outcome.stuck)
             always.callback(self._deliver, outcome.chunks)
             always.callback(self._close, outcome.chunks)
             always.callback(self._clock.lap, "sample")
@@ -340,6 +343,12 @@ class Engine:
         """Fails a request that the KV manager refuses, unless another of its choices was refused before."""
         if self._intake.is_live(live):
             self._fail([live], str(error), _KINDS.get(error.reason, FailureKind.ENGINE))
+
+    def _end_stuck(self, sequences: Sequence[LiveSequence]) -> None:
+        """Fails the requests with a choice whose form can't go on."""
+        for sequence in sequences:
+            if self._intake.is_live(sequence.live):
+                self._fail([sequence.live], describe_stuck(sequence), FailureKind.FORM)
 
     def _fail(self, lives: Sequence[LiveRequest], sentence: str, kind: FailureKind) -> None:
         for live in lives:

@@ -44,6 +44,7 @@ class FailureKind(Enum):
     ELSEWHERE = "another server may well serve the request"
     REQUEST = "the KV manager refuses what the request asks for"
     PINS_EXHAUSTED = "as much of the pool is pinned as may be; without its pin the request may be served"
+    FORM = "the form that the request asks for cannot go on from the text that was drawn"
     NAME_TAKEN = "the request must take another id: the KV manager has its sequences already"
 
 
@@ -60,7 +61,7 @@ class Executor(Protocol):
     """Runs the model on physical blocks."""
 
     def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> Tensor:
-        """Copies, then computes the entries; float32 logits [entries that want them, vocabulary]."""
+        """Copies, then computes the entries; float32 logits [rows that they want, vocabulary], in their order."""
         ...
 
 

@@ -27,7 +27,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> Tensor:
-        """Copies blocks, then computes the entries: float32 logits [entries that want them, vocabulary]."""
+        """Copies blocks, then computes the entries: float32 logits [rows that they want, vocabulary], in order."""
         if copies:
             self._backend.copy_blocks(copies)
         batch = pack_batch(entries, self._block_size, self._device)

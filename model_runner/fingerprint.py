@@ -17,13 +17,13 @@ _SAMPLE_BYTES = 4096
 _HEX_DIGITS = 16
 
 
-def fingerprint_of(config: ModelConfig, weights: WeightSource, weights_form: str) -> str:
+def fingerprint_of(config: ModelConfig, weights: WeightSource, weights_form: str, activations: str) -> str:
     """16 hexadecimal digits, from the config, the tensors' names and shapes, and samples of the files' bytes.
 
     Not from where the files are. Raises ModelLoadError when they cannot be read any more.
     """
     shapes = {name: weights.shape_of(name) for name in sorted(weights.names())}
-    facts = {"config": asdict(config), "tensors": shapes, "dtype": weights_form}
+    facts = {"config": asdict(config), "tensors": shapes, "dtype": weights_form, "activations": activations}
     digest = sha256(json.dumps(facts, sort_keys=True).encode())
     for file in sorted(weights.files()):
         for sample in _samples(file):

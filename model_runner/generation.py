@@ -88,16 +88,21 @@ class Generation:
             live, last = sequence.live, first + len(sequence.draft)
             right = agreeing(sequence.draft, token_ids[first:last])
             taken = slice(first, first + right + 1)
+            first = last + 1
+            if token_ids[taken] == [NO_TOKEN] and _is_unfinished(sequence):
+                outcome.stuck.append(sequence)
+                continue
             chunk = self._accept(sequence, token_ids[taken], positions[taken], now)
             outcome.note_draft(len(chunk.token_ids), len(sequence.draft), min(right, len(chunk.token_ids)))
+            sequence.draft = ()
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)
+            elif sequence.constraint is not None and sequence.constraint.failure:
+                outcome.stuck.append(sequence)
             if live.best_of is None:
                 outcome.chunks.append(chunk)
             else:
                 outcome.chunks += _hold_back(live, live.best_of, chunk, positions[taken])
-            sequence.draft = ()
-            first = last + 1
 
     def _choice(self, live: LiveRequest, index: int, token_ids: list[int]) -> Sequence:
         request = live.request
@@ -109,8 +114,14 @@ class Generation:
             token_ids=token_ids,
             seed=seed % (1 << _SEED_BITS),
             detokenizer=Detokenizer(
-                self._tokenizer, request.stop.stop_strings, unsearched_tokens=request.stop.min_tokens
+                self._tokenizer,
+                request.stop.stop_strings,
+                unsearched_tokens=request.stop.min_tokens,
+                include_stop_string=request.stop.include_stop_string,
+                # A form counts every space.
+                strip=live.constraint is None,
             ),
+            constraint=None if live.constraint is None else live.constraint.copy(),
             rules=LogitRules.of(request, self._eos_token_ids),
         )
 
@@ -141,8 +152,7 @@ class Generation:
         for token_id in token_ids:
             if token_id != NO_TOKEN:
                 kept += 1
-                self._progress.take(sequence, token_id, now)
-                live.output_tokens += 1
+                self._take(sequence, token_id, now)
             new_text, stop_token_id, stop_string = self._read(sequence, token_id)
             text += new_text
             if sequence.finish_reason is not None:
@@ -165,10 +175,18 @@ class Generation:
             prompt_logprobs=_of_prompt(live),
         )
 
+    def _take(self, sequence: Sequence, token_id: int, now: float) -> None:
+        self._progress.take(sequence, token_id, now)
+        sequence.live.output_tokens += 1
+        if sequence.constraint is not None:
+            sequence.constraint.advance(token_id)
+
     def _read(self, sequence: Sequence, token_id: int) -> tuple[str, int | None, str | None]:
         """The new text, and the token or string that ends the choice, if one does."""
         stop = sequence.live.request.stop
-        is_eos = token_id in self._eos_token_ids and not stop.ignore_eos
+        # A form allows an end token only where it is complete, and nothing can follow it.
+        heeds_eos = not stop.ignore_eos or sequence.constraint is not None
+        is_eos = heeds_eos and token_id in self._eos_token_ids
         if is_eos or token_id in stop.stop_token_ids or token_id == NO_TOKEN:
             sequence.finish_reason = FinishReason.STOP
             text = sequence.detokenizer.finish()
@@ -178,10 +196,11 @@ class Generation:
         if delta.stop_string is not None:
             sequence.finish_reason = FinishReason.STOP
             return delta.text, None, delta.stop_string
-        if self._is_full(sequence, stop.max_tokens):
+        is_over = sequence.constraint is not None and sequence.constraint.is_over
+        if is_over or self._is_full(sequence, stop.max_tokens):
             text = delta.text + sequence.detokenizer.finish()
             stop_string = sequence.detokenizer.stop_string
-            sequence.finish_reason = FinishReason.STOP if stop_string else FinishReason.LENGTH
+            sequence.finish_reason = FinishReason.STOP if stop_string or is_over else FinishReason.LENGTH
             return text, None, stop_string
         return delta.text, None, None
 
@@ -193,7 +212,7 @@ class Generation:
 def abort_chunks(live: LiveRequest, now: float) -> list[Chunk]:
     """Ends all choices of a request without another token; what was not to go out before the end stays behind."""
     if live.search is None and live.best_of is None:
-        return [_end_chunk(sequence, FinishReason.ABORT, now) for sequence in list(live.sequences)]
+        return [_abort_chunk(sequence, now) for sequence in list(live.sequences)]
     live.sequences = []
     return aborted(live.request.request_id, live.request.num_choices, live.usage(now))
 
@@ -204,19 +223,29 @@ def agreeing(draft: Seq[int], drawn: Seq[int]) -> int:
     return next((place for place, (guess, token) in pairs if guess != token), len(draft))
 
 
-def _end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
+def _is_unfinished(sequence: Sequence) -> bool:
+    """Whether the text so far does not have the form that is asked for."""
+    return sequence.constraint is not None and not sequence.constraint.is_complete
+
+
+def describe_stuck(sequence: Sequence) -> str:
+    """Why the form of a sequence among Outcome.stuck can't go on."""
+    failure = sequence.constraint.failure if sequence.constraint is not None else ""
+    reason = failure or "the request's other rules forbid every token that it allows"
+    return f"The form cannot go on after {sequence.num_outputs} tokens: {reason}."
+
+
+def _abort_chunk(sequence: Sequence, now: float) -> Chunk:
     """Ends one choice without another token; the held-back text goes out."""
     live = sequence.live
-    sequence.finish_reason = reason
+    sequence.finish_reason = FinishReason.ABORT
     live.sequences.remove(sequence)
-    text = sequence.detokenizer.finish()
     return Chunk(
         request_id=live.request.request_id,
         choice_index=sequence.choice_index,
         token_ids=(),
-        text=text,
-        finish_reason=reason,
-        stop_string=sequence.detokenizer.stop_string if reason is FinishReason.STOP else None,
+        text=sequence.detokenizer.finish(),
+        finish_reason=FinishReason.ABORT,
         usage=None if live.sequences else live.usage(now),
         prompt_logprobs=_of_prompt(live) if live.forked else (),
     )

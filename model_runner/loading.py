@@ -20,7 +20,7 @@ from model_runner.gguf_tokenizer import tokenizer_from_gguf
 from model_runner.gguf_weights import GgufWeights
 from model_runner.models.decoder import Decoder
 from model_runner.models.native import EXACT, NativeDecoder
-from model_runner.native import FORMS, library, why_not
+from model_runner.native import ACTIVATIONS, FORMS, library, why_not
 from model_runner.tokenizer import Tokenizer, tokenizer_from_hf
 from model_runner.weights import SafetensorsWeights, WeightSource
 
@@ -37,7 +37,7 @@ class LoadedModel:
     """A model that is ready to run. fingerprint: the same whenever its K/V would be.
 
     weights_dtype: of the values that it computes with. weights_form: what the weights are rounded to, one of
-    WEIGHT_FORMS.
+    WEIGHT_FORMS. activations_dtype: of the rows that these are multiplied with, int8 where they are rounded.
     """
 
     name: str
@@ -46,6 +46,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     weights_dtype: torch.dtype
     weights_form: str
+    activations_dtype: str
     fingerprint: str
 
 
@@ -53,6 +54,7 @@ def load_model(
     path: str | Path,
     *,
     weights_dtype: str = "auto",
+    activations_dtype: str = "auto",
     device: torch.device = _CPU,
     name: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -60,17 +62,19 @@ def load_model(
     """Loads a directory with safetensors, or a .gguf file; blocks for seconds. Raises ModelLoadError.
 
     weights_dtype: one of WEIGHT_FORMS, or auto for float32 on a CPU and bfloat16 elsewhere. int8 and int4 need the CPU
-    kernels, which also hold the weights of auto in the smallest form that loses nothing of what the file has. name:
+    kernels, which also hold the weights of auto in the smallest form that loses nothing of what the file has.
+    activations_dtype: auto for as they come, or int8, which needs the CPU kernels and weights in 8 or 4 bits. name:
     what the model is called, by default as its file is. on_progress: gets bytes read so far and in all.
     """
     path = Path(path)
     form = _form(weights_dtype, device)
     dtype = DTYPES.get(form, torch.float32)
+    activations = _activations(activations_dtype, form, device)
     # The weights come last: reading them takes the time, and all that can be wrong with the rest is known before.
     config, weights, tokenizer = _open_directory(path) if path.is_dir() else _open_gguf(path)
     model: Decoder | NativeDecoder
-    if device.type == "cpu" and form in FORMS and library() is not None:
-        model = NativeDecoder(config, weights, EXACT if weights_dtype == "auto" else form, on_progress)
+    if _why_in_torch(form, device) is None:
+        model = NativeDecoder(config, weights, EXACT if weights_dtype == "auto" else form, on_progress, activations)
     else:
         model = Decoder(config, weights, dtype, device, on_progress)
     if on_progress is not None:
@@ -83,7 +87,8 @@ def load_model(
         tokenizer=tokenizer,
         weights_dtype=dtype,
         weights_form=form,
-        fingerprint=fingerprint_of(config, weights, form),
+        activations_dtype=activations,
+        fingerprint=fingerprint_of(config, weights, form, activations),
     )
 
 
@@ -118,10 +123,31 @@ def _form(name: str, device: torch.device) -> str:
         return "float32" if device.type == "cpu" else "bfloat16"
     if name not in WEIGHT_FORMS:
         raise ModelLoadError(f"The weights' type {name!r} is not supported; auto, {', '.join(WEIGHT_FORMS)} are.")
-    if name not in DTYPES and (device.type != "cpu" or library() is None):
-        reason = f"the device is {device}" if device.type != "cpu" else why_not()
+    if name not in DTYPES and (reason := _why_in_torch(name, device)) is not None:
         raise ModelLoadError(f"Weights of type {name} need the CPU kernels, and {reason}.")
     return name
+
+
+def _activations(name: str, form: str, device: torch.device) -> str:
+    """The type of what weights of this form are multiplied with. Plain torch computes in the weights' own."""
+    if name not in ("auto", *ACTIVATIONS):
+        raise ModelLoadError(f"Activations of type {name!r} are not supported; auto, {', '.join(ACTIVATIONS)} are.")
+    reason = _why_in_torch(form, device)
+    own = "float32" if reason is None else form
+    if name in ("auto", own):
+        return own
+    if reason is not None:
+        raise ModelLoadError(f"Activations of type {name} need the CPU kernels, and {reason}.")
+    return name
+
+
+def _why_in_torch(form: str, device: torch.device) -> str | None:
+    """Why weights of this form are not computed with by the CPU kernels; None when they are."""
+    if device.type != "cpu":
+        return f"the device is {device}"
+    if form not in FORMS:
+        return f"weights of type {form} run in plain torch"
+    return str(why_not()) if library() is None else None
 
 
 def _default_name(path: Path) -> str:

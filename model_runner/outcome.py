@@ -10,14 +10,15 @@ from model_runner.sequence import Sequence
 
 @dataclass(slots=True)
 class Outcome:
-    """The chunks to deliver, the sequences that are done, by parent the new children, and how many tokens there were.
+    """The chunks to deliver, the sequences that are done, and by parent the new children.
 
-    Each new token counts, those of answers that are not delivered too. drafted_tokens were guessed and verified;
-    accepted_tokens of them are among the new ones.
+    stuck: sequences whose form can't go on though it is not complete. num_tokens: all new ones, those of answers that
+    are not delivered too. drafted_tokens were guessed and verified; accepted_tokens of them are among the new ones.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
+    stuck: list[Sequence] = field(default_factory=list)
     forks: list[tuple[Sequence, list[Sequence]]] = field(default_factory=list)
     num_tokens: int = 0
     drafted_tokens: int = 0

@@ -28,6 +28,9 @@ MAX_PRIORITY = 100
 MAX_QUEUE_PRIORITY = 100
 """Of a request in line, above or below 0."""
 MAX_PIN_SECONDS = 7 * 24 * 3600
+MAX_FORM_BYTES = 64 * 1024
+"""Of a schema, expression or grammar, and of all choices together."""
+MAX_FORM_CHOICES = 1024
 
 
 class FinishReason(Enum):

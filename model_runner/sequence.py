@@ -34,6 +34,8 @@ class LiveRequest:
     sequences: list[Sequence] = field(default_factory=list)
     """The choices that have not finished; until the prompt is computed only the first, which stands for all."""
     forked: bool = False
+    constraint: Constraint | None = None
+    """The form of every choice, before its first token."""
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     """Of the prompt's tokens from the second on, as far as they are known; the first chunk takes them along."""
     search: Search | None = None

@@ -72,13 +72,15 @@ class StopSearch:
     """Searches one text. Lets text through as soon as no stop string can begin in it.
 
     The stop string that begins first wins; of those that begin together, the one that ends first.
-    `found` is the stop string once that is decided; from then on nothing comes through.
+    `found` is the stop string once that is decided; from then on nothing comes through. The text ends before it, or
+    after it with `include`.
     """
 
-    __slots__ = ("_candidate", "_candidate_start", "_held", "_node", "_stop_strings", "found")
+    __slots__ = ("_candidate", "_candidate_start", "_held", "_include", "_node", "_stop_strings", "found")
 
-    def __init__(self, stop_strings: Sequence[str]) -> None:
+    def __init__(self, stop_strings: Sequence[str], *, include: bool = False) -> None:
         self._stop_strings = compiled(tuple(stop_strings)) if stop_strings else None
+        self._include = include
         self._node = 0
         self._held = ""
         self._candidate: str | None = None
@@ -99,11 +101,12 @@ class StopSearch:
         return self._release(len(self._held) - self._stop_strings.depths[self._node])
 
     def finish(self) -> str:
-        """Ends the text: returns what was held back, up to the stop string if one is complete."""
+        """Ends the text: returns what was held back, cut at the stop string if one is complete."""
         if self._candidate is None:
             return self._release(len(self._held))
         self.found = self._candidate
-        released, self._held = self._held[: self._candidate_start], ""
+        end = self._candidate_start + (len(self._candidate) if self._include else 0)
+        released, self._held = self._held[:end], ""
         self._candidate = None
         return released
 

@@ -51,14 +51,34 @@ class TokenText(Protocol):
         ...
 
 
-def token_text(tokenizer: Tokenizer, skip_special_tokens: bool) -> TokenText:
-    """The right TokenText for the tokenizer's decoder, at no token yet. Special tokens leave no text when skipped."""
+def token_text(tokenizer: Tokenizer, skip_special_tokens: bool, *, strip: bool = True) -> TokenText:
+    """The right TokenText for the tokenizer's decoder, at no token yet. Special tokens leave no text when skipped.
+
+    strip: as decode() does, drop the space that tokenizers of the SentencePiece kind put before a text.
+    """
     vocabulary = _vocabulary(tokenizer.backend, skip_special_tokens)
     if vocabulary.kind == "byte_level":
         return _ByteLevelText(vocabulary)
     if vocabulary.kind == "byte_fallback":
-        return _ByteFallbackText(vocabulary)
+        return _ByteFallbackText(vocabulary, vocabulary.leading_spaces if strip else 0)
     return _WindowedText(tokenizer, vocabulary, skip_special_tokens)
+
+
+def bytes_of_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[bytes] | None:
+    """What each token id adds to a text, nothing for special and unknown ones; the text is all of it, joined.
+
+    None where a token's bytes depend on its neighbours, as with the decoders that need a window.
+    """
+    vocabulary = _vocabulary(tokenizer.backend, skip_special_tokens=True)
+    if vocabulary.kind == "byte_level":
+        return [vocabulary.bytes_of(token_id) for token_id in range(vocab_size)]
+    if vocabulary.kind == "byte_fallback":
+        return [_as_bytes(vocabulary.byte_or_text(token_id)) for token_id in range(vocab_size)]
+    return None
+
+
+def _as_bytes(piece: int | str | None) -> bytes:
+    return bytes([piece]) if isinstance(piece, int) else (piece or "").encode()
 
 
 class _Vocabulary:
@@ -168,10 +188,10 @@ class _ByteLevelText:
 class _ByteFallbackText:
     """Text tokens, and between them runs of byte tokens."""
 
-    def __init__(self, vocabulary: _Vocabulary) -> None:
+    def __init__(self, vocabulary: _Vocabulary, spaces_to_strip: int) -> None:
         self._vocabulary = vocabulary
         self._run = _ByteRun()
-        self._spaces_to_strip = vocabulary.leading_spaces
+        self._spaces_to_strip = spaces_to_strip
 
     def push(self, token_ids: Sequence[int]) -> str:
         return self._strip("".join(map(self._take, token_ids)))

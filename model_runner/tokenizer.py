@@ -44,11 +44,14 @@ class Tokenizer:
         """The text; ids outside the vocabulary leave no trace, bytes that are not UTF-8 become U+FFFD."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt of a chat, up to where the assistant begins. Raises ChatTemplateError."""
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt of a chat, up to where the assistant goes on; options as ChatTemplate.render() has them.
+
+        Raises ChatTemplateError.
+        """
         if self.chat_template is None:
             raise ChatTemplateError("The model has no chat template; send the prompt as text or token ids.")
-        return self.chat_template.render(messages)
+        return self.chat_template.render(messages, **options)
 
 
 def tokenizer_from_hf(path: Path) -> Tokenizer:

@@ -16,6 +16,8 @@ from model_runner.invalid import (
 )
 from model_runner.request import (
     MAX_CHOICES,
+    MAX_FORM_BYTES,
+    MAX_FORM_CHOICES,
     MAX_LOGPROBS,
     MAX_PIN_SECONDS,
     MAX_PRIORITY,
@@ -29,6 +31,8 @@ from model_runner.request import (
     NO_RETENTION,
     GenerateRequest,
     StopConditions,
+    StructuredOutput,
+    StructureKind,
 )
 from model_runner.validation_sampling import check_sampling
 from model_runner.validation_several import check_several
@@ -77,6 +81,8 @@ def validate(request: GenerateRequest, limits: Limits) -> None:
     _check_retention(request)
     check_bytes("tenant", request.tenant, MAX_TENANT_BYTES)
     check_printable("tenant", request.tenant)
+    if request.structured_output is not None:
+        _check_form(request.structured_output)
     check_range("queue_priority", request.queue_priority, -MAX_QUEUE_PRIORITY, MAX_QUEUE_PRIORITY)
 
 
@@ -146,3 +152,18 @@ def _check_stop_string(index: int, stop_string: str) -> None:
             "stop_strings",
             f"Stop string {index} (counted from 0) has {size} bytes in UTF-8; the most is {MAX_STOP_STRING_BYTES}.",
         )
+
+
+def _check_form(form: StructuredOutput) -> None:
+    """What can be told without compiling it."""
+    field = f"structured_output.{form.kind.value}"
+    size = sum(map(utf8_size, form.texts))
+    if size > MAX_FORM_BYTES:
+        raise InvalidRequest(field, f"{field} has {size} bytes in UTF-8; the most is {MAX_FORM_BYTES}.")
+    if form.kind is not StructureKind.CHOICES:
+        return
+    check_count(field, len(form.texts), MAX_FORM_CHOICES)
+    if not form.texts:
+        raise InvalidRequest(field, "There is no choice; give at least 1.")
+    if "" in form.texts:
+        raise InvalidRequest(field, f"Choice {form.texts.index('')} (counted from 0) is empty; leave it out.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,9 @@ from octavo.runner.v1 import model_runner_pb2 as pb
 from model_runner.request import Chunk
 from services.cli_answer import Answer, chunk_json
 from services.cli_common import SALT_VARIABLES, parse_ids, print_json
-from services.client import Client, OctavoError, generate_request
+from services.cli_files import read_schema, read_text, read_tools
+from services.client import Client, OctavoError
+from services.client_request import generate_request
 from services.config import ClientSettings
 from services.errors import StartupError
 from services.options import with_settings
@@ -123,6 +126,28 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")
     ] = None,
+    include_stop_string: Annotated[
+        bool, typer.Option("--include-stop-string", help="Keep the string that ended the answer in its text.")
+    ] = False,
+    json_schema: Annotated[
+        str | None,
+        typer.Option("--json-schema", metavar="FILE_OR_JSON", help="Answer with JSON that is valid under this schema."),
+    ] = None,
+    json_object: Annotated[bool, typer.Option("--json-object", help="Answer with a JSON object.")] = False,
+    regex: Annotated[
+        str | None, typer.Option("--regex", help="Answer with a text that this expression matches as a whole.")
+    ] = None,
+    grammar: Annotated[
+        Path | None,
+        typer.Option("--grammar", metavar="FILE", help="Answer with a text of this grammar, in llguidance's Lark."),
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option("--choice", help="Answer with this string or another --choice.")
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option("--tools", metavar="FILE", help="Tools that the model may call in a chat: a JSON list of them."),
+    ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end tokens.")] = False,
     logprobs: Annotated[
         int | None,
@@ -198,6 +223,13 @@ def generate(
         length_penalty=length_penalty,
         early_stopping=early_stopping.value if early_stopping else None,
         stop=stop or (),
+        include_stop_string=include_stop_string,
+        json_schema=read_schema(json_schema),
+        json_object=json_object,
+        regex=regex,
+        grammar=read_text(grammar),
+        choices=choice or None,
+        tools=read_tools(tools),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -270,6 +302,8 @@ def _request_of(prompt: dict[str, Any], **options: Any) -> Any:
         raise StartupError("Give either a text or --token-ids.")
     if chat and text is None:
         raise StartupError("--chat and --system need a text.")
+    if options["tools"] and not chat:
+        raise StartupError("--tools needs --chat.")
     try:
         if chat:
             system = [] if prompt["system"] is None else [{"role": "system", "content": prompt["system"]}]

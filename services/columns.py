@@ -46,3 +46,14 @@ def column_of(data: bytes, name: str, count: int) -> array[int]:
             f"column {name} has {len(column)} entries, and {count} are needed", entries=len(column), field=name
         )
     return column
+
+
+def parts(column: array[int], counts: Iterable[int]) -> list[array[int]]:
+    """The column in parts of so many entries each; the counts add up to its length."""
+    found: list[array[int]] = []
+    start = 0
+    for count in counts:
+        end = start + count
+        found.append(column[start:end])
+        start = end
+    return found

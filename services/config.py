@@ -58,6 +58,7 @@ WholeNumber = Annotated[int, BeforeValidator(parse_number)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
+ActivationsDtype = Literal["auto", "float32", "int8"]
 PrefixIndex = Literal["hash", "radix", "none"]
 BlockHash = Literal["sha256", "xxh3"]
 Eviction = Literal["adaptive", "lru"]
@@ -170,6 +171,10 @@ class ModelRunnerSettings(ProcessSettings):
     weights_dtype: WeightsDtype = Field(
         "auto",
         description="Type of the weights; auto: float32 values on a CPU, held as small as the file, bfloat16 on a GPU.",
+    )
+    activations_dtype: ActivationsDtype = Field(
+        "auto",
+        description="Type of what weights in 8 or 4 bits are multiplied with; auto: float32; int8: rounded, faster.",
     )
     kv_dtype: Dtype = Field("auto", description="Type of K and V in the cache; auto: as the weights.")
     attention_backend: str = Field("auto", min_length=1, description="Attention backend; auto: the device's fastest.")

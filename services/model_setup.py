@@ -30,6 +30,7 @@ from model_runner.waiting_line import SchedulingPolicy
 from services.config import ModelRunnerSettings
 from services.cpus import usable_cpus
 from services.errors import StartupError
+from services.form_compiler import FormCompiler
 
 log = structlog.get_logger()
 
@@ -49,6 +50,10 @@ class Setup:
     def tokenizer(self) -> Tokenizer:
         return self.loaded.tokenizer
 
+    def form_compiler(self) -> FormCompiler:
+        """What makes constraints of structured_output."""
+        return FormCompiler(self.tokenizer, self.limits.vocab_size, sorted(self.options.eos_token_ids))
+
     def describe(self, pool_id: str) -> pb.GetModelResponse:
         """What GetModel answers."""
         facts = self.options.facts
@@ -67,6 +72,7 @@ class Setup:
             kv_bytes_per_token=self.memory.bytes_per_token,
             pool_id=pool_id,
             deterministic=why_not_deterministic(self.loaded.model, self.backend) is None,
+            activations_dtype=self.loaded.activations_dtype,
             speculative_tokens=self.options.limits.speculative_tokens,
             speculative_ngram=self.options.limits.speculative_ngram,
         )
@@ -84,6 +90,7 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
             loaded = load_model(
                 settings.model or demo_model_path(),
                 weights_dtype=settings.weights_dtype,
+                activations_dtype=settings.activations_dtype,
                 device=device,
                 name=settings.model_name,
                 on_progress=on_progress,
@@ -105,8 +112,8 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         raise StartupError(f"--deterministic cannot be promised: {variance}.")
     _tell(
         settings,
-        model=f"{loaded.name}, weights {loaded.weights_form}, K/V {cache}, {backend.name} attention on {device}, "
-        f"{torch.get_num_threads()} threads",
+        model=f"{loaded.name}, weights {loaded.weights_form}, activations {loaded.activations_dtype}, K/V {cache}, "
+        f"{backend.name} attention on {device}, {torch.get_num_threads()} threads",
         kernels=_describe_kernels(loaded),
         deterministic="yes, in any batch" if variance is None else f"no: {variance}",
         kv_cache=memory.describe(num_blocks),

@@ -39,13 +39,22 @@ class PinsExhausted(Exception):
     """As much of the pool is pinned as may be; the sentence is the KV manager's."""
 
 
+class FormStuck(Exception):
+    """The form of the answer cannot go on from what was drawn; the sentence says why."""
+
+
+class FormsUnavailable(Exception):
+    """This server has no structured output; the sentence says what is missing."""
+
+
 def runner_failure(error: BaseException) -> RpcFailure | None:
     """Maps what a handler raised; None for what is unforeseen."""
     match error:
         case InvalidRequest():
             return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", field=error.field)
         case ChatTemplateError():
-            return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "CHAT_TEMPLATE", field="chat")
+            field = f"chat.{error.field}" if error.field else "chat"
+            return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "CHAT_TEMPLATE", field=field)
         case UnknownModel():
             resource = ("octavo.runner.v1/model", error.asked)
             return _failure(error, grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL", resource=resource)
@@ -61,6 +70,10 @@ def runner_failure(error: BaseException) -> RpcFailure | None:
             return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "REFUSED_BY_KV_MANAGER")
         case PinsExhausted():
             return _failure(error, grpc.StatusCode.RESOURCE_EXHAUSTED, "PINS_EXHAUSTED", field="retention.pin_seconds")
+        case FormStuck():
+            return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "FORM_STUCK", field="structured_output")
+        case FormsUnavailable():
+            return _failure(error, grpc.StatusCode.UNIMPLEMENTED, "NO_STRUCTURED_OUTPUT")
         case RequestFailed():
             return _failure(error, grpc.StatusCode.INTERNAL, "ENGINE_FAILED")
         case _:

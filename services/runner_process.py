@@ -113,6 +113,7 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
             await endpoint.stop(grace_seconds)
             if servicer.served is not None:
                 await asyncio.to_thread(servicer.served.engine.stop)
+                servicer.served.forms.close()
 
 
 async def _serve(
@@ -136,7 +137,8 @@ async def _serve(
     engine = Engine(
         setup.executor, books, setup.tokenizer, setup.options, servicer.streams.deliver, readiness.listen, metrics
     )
-    servicer.served = ServedModel(engine, setup.tokenizer, setup.limits, setup.describe(settings.pool_id))
+    facts = setup.describe(settings.pool_id)
+    servicer.served = ServedModel(engine, setup.tokenizer, setup.limits, facts, setup.form_compiler())
     engine.start()
     readiness.warn_if_late()
     refusal = await _unless_stopped(readiness.refused, stopped)

@@ -21,6 +21,8 @@ from model_runner.request import GenerateRequest
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import Limits, check_text_size, validate
 from services.bad_words import tokenised_words
+from services.chat import chat_size, read_chat
+from services.form_compiler import FormCompiler, check_form
 from services.runner_errors import NotReady, UnknownModel
 from services.runner_wire import field_path, read_request, write_chunk, write_view
 from services.streams import Streams
@@ -42,6 +44,7 @@ class ServedModel:
     tokenizer: Tokenizer
     limits: Limits
     facts: pb.GetModelResponse
+    forms: FormCompiler
 
 
 class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
@@ -65,7 +68,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         bad_words = await self._bad_words(served, request.sampling.bad_words)
         parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids, bad_words)
         _validate(request, parsed, served.limits)
-        live = served.engine.submit(parsed)
+        live = served.engine.submit(parsed, await served.forms.constraint(parsed.structured_output))
         stream = self.streams.open(parsed.request_id)
         try:
             async for chunk in stream:
@@ -129,9 +132,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
             case "token_ids":
                 return request.token_ids.ids
             case "chat":
-                messages = [{"role": each.role, "content": each.content} for each in request.chat.messages]
-                size = sum(len(each.content) for each in request.chat.messages)
-                return await self._tokenised(size, partial(_encode_chat, served, messages))
+                return await self._tokenised(chat_size(request.chat), partial(_encode_chat, served, request.chat))
             case _:
                 raise InvalidRequest("prompt", "The request has no prompt; give text, token_ids or chat.")
 
@@ -147,17 +148,16 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
 
 
 def _validate(message: pb.GenerateRequest, parsed: GenerateRequest, limits: Limits) -> None:
+    check_form(message)
     try:
         validate(parsed, limits)
     except InvalidRequest as error:
         raise InvalidRequest(field_path(message, error.field), str(error)) from None
 
 
-def _encode_chat(served: ServedModel, messages: list[dict[str, str]]) -> list[int]:
-    if not messages:
-        raise InvalidRequest("chat.messages", "The chat has no messages; give at least 1.")
-    tokenizer = served.tokenizer
-    text = tokenizer.render_chat(messages)
+def _encode_chat(served: ServedModel, chat: pb.Chat) -> list[int]:
+    tokenizer, conversation = served.tokenizer, read_chat(chat)
+    text = tokenizer.render_chat(conversation.messages, **conversation.options)
     check_text_size("chat", text, tokenizer.longest_token_bytes, served.limits)
     # The template writes the special tokens itself.
     return tokenizer.encode(text, add_special_tokens=False)

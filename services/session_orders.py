@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
@@ -15,7 +16,7 @@ from kvmanager.sequence import Sequence
 from kvmanager.types import Append, Grant
 from services import kv_wire as wire
 from services import session_wire
-from services.columns import from_column, to_column
+from services.columns import from_column, parts, to_column
 from services.session_wire import ProgressColumns
 
 _NONE = array("I")
@@ -108,7 +109,7 @@ class SessionOrders:
         columns = order.progress
         assert columns is not None, "an end has columns"
         known = {handle: self._sequences[handle] for handle in columns.handles if handle in self._sequences}
-        self._progress(pool, self._news(columns, known), outcome, ending=True)
+        self._progress(pool, self._news(columns, skip_unknown=True), outcome, ending=True)
         ended = [self._sequences.pop(handle).sequence_id for handle in known]
         pool.free(list(map(Append, ended)), preempted=order.message.end.preempted, caller=self._epoch)
         for sequence_id in ended:
@@ -153,20 +154,19 @@ class SessionOrders:
         for handle, child_id in zip(handles, order.child_ids, strict=True):
             self.begin(handle, pool.sequence(child_id))
 
-    def _news(self, columns: ProgressColumns, known: Container[int] | None = None) -> list[News]:
-        """The rows of the columns. `known`: the handles that count; without, an unknown one raises InvalidArgument."""
-        token_ids, taken = columns.token_ids, columns.taken
-        news: list[News] = []
-        token = block = 0
-        rows = zip(*columns[:6], strict=True)
-        for handle, num_tokens, computed, entries, num_taken, ask in rows:
-            next_token, next_block = token + num_tokens, block + num_taken
-            if known is None or handle in known:
-                sequence = self._sequence(handle)
-                spent = taken[block:next_block] if num_taken else _NONE
-                news.append((sequence, token_ids[token:next_token], computed or sequence.computed, entries, spent, ask))
-            token, block = next_token, next_block
-        return news
+    def _news(self, columns: ProgressColumns, *, skip_unknown: bool = False) -> list[News]:
+        """The rows of the columns. Raises InvalidArgument for a handle that is unknown, unless those don't count."""
+        sequences = [self._sequences.get(handle) for handle in columns.handles]
+        if not skip_unknown and None in sequences:
+            self._sequence(columns.handles[sequences.index(None)])
+        tokens = parts(columns.token_ids, columns.token_counts)
+        taken = parts(columns.taken, columns.taken_counts) if columns.taken else repeat(_NONE)
+        rows = zip(sequences, tokens, columns.computed, columns.entries, taken, columns.asks, strict=False)
+        return [
+            (sequence, told, computed or sequence.computed, entries, spent, ask)
+            for sequence, told, computed, entries, spent, ask in rows
+            if sequence is not None
+        ]
 
     def _sequence(self, handle: int) -> Sequence:
         sequence = self._sequences.get(handle)

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Sequence
 
 from model_runner.engine_types import DuplicateRequest, Failure, FailureKind
 from model_runner.request import Chunk
-from services.runner_errors import NotReady, PinsExhausted, RequestFailed, RequestRefused
+from services.runner_errors import FormStuck, NotReady, PinsExhausted, RequestFailed, RequestRefused
 
 _FAILURES = {
     FailureKind.ENGINE: RequestFailed,
     FailureKind.ELSEWHERE: NotReady,
     FailureKind.REQUEST: RequestRefused,
     FailureKind.PINS_EXHAUSTED: PinsExhausted,
+    FailureKind.FORM: FormStuck,
     FailureKind.NAME_TAKEN: DuplicateRequest,
 }
 
@@ -33,7 +34,7 @@ class Stream:
         self._queue.put_nowait(item)
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        """Raises RequestFailed, RequestRefused, PinsExhausted, NotReady, DuplicateRequest."""
+        """Raises RequestFailed, RequestRefused, PinsExhausted, FormStuck, NotReady, DuplicateRequest."""
         while True:
             item = await self._queue.get()
             if isinstance(item, Failure):

@@ -95,6 +95,12 @@ SYSTEMS: dict[str, SystemSpec] = {
             )
             for form in ("float32", "bfloat16", "int8", "int4")
         ),
+        SystemSpec(
+            "octavo-w4a8",
+            "octavo_system",
+            {"arguments": ["--activations-dtype=int8"]},
+            says="the file's own weights, activations in 8 bits, as in llama-q4",
+        ),
         _vllm("vllm", "float32", eager=False),
         _vllm("vllm-eager", "float32", eager=True),
         _vllm("vllm-bfloat16", "bfloat16", eager=False),

@@ -13,6 +13,7 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import CpuAttention
 from model_runner.batch import StepBatch
 from model_runner.config import ModelConfig
+from model_runner.errors import ModelLoadError
 from model_runner.models.parts import LayerParts, Part, TensorLoader, layer_parts, refuse_more_layers, whole_parts
 from model_runner.models.rope import Rope, RopeTable
 from model_runner.native import GROUP, CBatch, CLayer, CModel, Matrix, c_batch, need_library
@@ -23,7 +24,7 @@ EXACT = "exact"
 
 
 class NativeDecoder:
-    """A loaded model for CPUs; forward() as the torch Decoder's, in float32 arithmetic whatever the weights' form.
+    """A loaded model for CPUs; forward() as the torch Decoder's, in float32 arithmetic unless activations are int8.
 
     A row's logits are the same bit by bit in any batch, in any chunks and with any number of threads. One step at a
     time: activations live in the library, with the model.
@@ -37,8 +38,12 @@ class NativeDecoder:
         weights: WeightSource,
         form: str = EXACT,
         on_progress: Callable[[int, int], None] | None = None,
+        activations: str = "float32",
     ) -> None:
         """form: of model_runner.native.FORMS, or EXACT. Raises ModelLoadError as the torch Decoder does.
+
+        activations: of model_runner.native.ACTIVATIONS. int8 concerns the matrices that are held in int8 and int4;
+        where there are none, it is refused with ModelLoadError.
 
         For int8, what the file has in groups of 4 bits stays so: rounding it again would cost memory and accuracy. For
         int4, the embedding and the output head take 8 bits unless the file has them in 4. A matrix whose inputs cannot
@@ -46,7 +51,7 @@ class NativeDecoder:
         """
         self._library = need_library()
         self.config = c = config
-        self._form = form
+        self._form, self._activations = form, activations
         refuse_more_layers(weights, c.num_layers)
         loader = TensorLoader(weights, on_progress, lambda tensor: tensor.to(torch.float32).contiguous())
         self._kept: list[Tensor | Matrix] = []
@@ -55,6 +60,10 @@ class NativeDecoder:
         layers = [self._layer(loader, layer_parts(c, index)) for index in range(c.num_layers)]
         norm = self._vector(loader, [whole.norm])
         head = self._matrix(loader, [whole.head], at_least_8_bits=True) if whole.head else embedding
+        if activations == "int8" and not self.forms().keys() & {"int8", "int4"}:
+            raise ModelLoadError(
+                "Activations of type int8 need weights in 8 or 4 bits, and here are none; add --weights-dtype int8."
+            )
         self._rope = RopeTable(Rope(c, torch.device("cpu"), weights.rope_freq_factors()))
         self._model = self._library.call(
             "octavo_model_new",
@@ -136,7 +145,8 @@ class NativeDecoder:
         """Packs matrices, stacked to one, and returns the handle."""
         stored = [loader.exact(*part) for part in parts]
         inputs = parts[0][1][1]
-        matrix = Matrix(self._form_for(stored, inputs, at_least_8_bits), sum(shape[0] for _, shape in parts), inputs)
+        form, outputs = self._form_for(stored, inputs, at_least_8_bits), sum(shape[0] for _, shape in parts)
+        matrix = Matrix(form, outputs, inputs, self._activations)
         first = 0
         for each in stored:
             if isinstance(each, Grouped) and each.form == matrix.form:

@@ -1,7 +1,8 @@
 """The CPU kernels: attention over the paged cache, products with packed weights, and whole steps, through ctypes.
 
 library() is None where they were not built; then everything runs in plain torch. OCTAVO_NATIVE=0 turns them off, and
-OCTAVO_NATIVE_ISA names an instruction set (scalar, avx2, neon or avx512) to use instead of the CPU's best.
+OCTAVO_NATIVE_ISA names an instruction set (scalar, avx2, avx2vnni, avx512, avx512vnni, neon or neondot) to use instead
+of the CPU's best.
 All tensors are on the CPU. Calls block, without Python's lock, and one waits for another.
 """
 
@@ -21,7 +22,10 @@ from model_runner.batch import StepBatch
 
 PATH = Path(__file__).parent / "liboctavo.so"
 FORMS = ("float32", "bfloat16", "int8", "int4")
-"""How a matrix may be held, in the order of their numbers in the library; sums are float32 in all of them."""
+"""How a matrix may be held, in the order of their numbers in the library."""
+ACTIVATIONS = ("float32", "int8")
+"""What int8 and int4 matrices are multiplied with: rows as they come, or rounded to 8 bits in groups of 32 inputs, for
+products of whole numbers. In the order of their numbers in the library."""
 GROUP = 32
 """Inputs that share a scale in int8 and int4."""
 
@@ -108,7 +112,7 @@ _SIGNATURES: dict[str, tuple[type | None, list]] = {
     "octavo_huge_pages": (None, [c_void_p, c_int64]),
     "octavo_probe_multiply_add": (c_int64, [c_int64]),
     "octavo_probe_read": (c_int32, [c_void_p, c_int64]),
-    "octavo_matrix_new": (c_void_p, [c_int32, c_int64, c_int64]),
+    "octavo_matrix_new": (c_void_p, [c_int32, c_int32, c_int64, c_int64]),
     "octavo_matrix_free": (None, [c_void_p]),
     "octavo_matrix_bytes": (c_int64, [c_void_p]),
     "octavo_matrix_fill": (c_int32, [c_void_p, c_int64, c_int64, c_void_p]),
@@ -211,11 +215,16 @@ def need_library() -> Library:
 class Matrix:
     """Weights [outputs, inputs], packed once into memory of the library's own; 0 until they are filled."""
 
-    def __init__(self, form: str, outputs: int, inputs: int) -> None:
-        """form: one of FORMS; inputs must be even for bfloat16 and a multiple of 32 for int8 and int4."""
+    def __init__(self, form: str, outputs: int, inputs: int, activations: str = "float32") -> None:
+        """form: one of FORMS; inputs must be even for bfloat16 and a multiple of 32 for int8 and int4.
+
+        activations: one of ACTIVATIONS. int8 concerns the forms int8 and int4; with others rows stay in float32.
+        """
         self._library = need_library()
         self.form, self.shape = form, (outputs, inputs)
-        self.handle = self._library.call("octavo_matrix_new", FORMS.index(form), outputs, inputs)
+        self.handle = self._library.call(
+            "octavo_matrix_new", FORMS.index(form), ACTIVATIONS.index(activations), outputs, inputs
+        )
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):

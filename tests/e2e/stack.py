@@ -116,7 +116,7 @@ def wait_until(what: str, condition: Any, process: Process | None = None) -> Non
 
 
 class Stack:
-    """A KV manager and a model runner. The runner serves SmolLM2 in float32 unless told otherwise."""
+    """A KV manager and a model runner. The runner serves SmolLM2 as it comes, unless told otherwise."""
 
     def __init__(self, directory: Path, *runner_arguments: str, **runner_env: str) -> None:
         self.directory = directory
@@ -140,7 +140,7 @@ class Stack:
             self.directory,
             "model-runner",
             *("--kv-address", self.kv_address, "--runner-address", self.runner_address),
-            *("--runner-metrics-address", self.runner_metrics, "--weights-dtype", "float32"),
+            *("--runner-metrics-address", self.runner_metrics),
             *self._runner_arguments,
             **self._runner_env,
         )
@@ -182,8 +182,8 @@ class Stack:
         occupancy = self.pool().occupancy
         assert occupancy.held_blocks == occupancy.leased_blocks
         assert occupancy.free_blocks + occupancy.cached_blocks + occupancy.leased_blocks == occupancy.usable_blocks
-        checked = run_octavo("check", "--kv-address", self.kv_address)
-        assert checked.returncode == 0, checked.stdout + checked.stderr
+        with self.kv() as stub:
+            assert list(stub.Check(kv_pb.CheckRequest(), timeout=10).violations) == []
 
     def kv_samples(self) -> dict[str, float]:
         return _by_text(scrape(self.kv_metrics))

@@ -38,6 +38,9 @@ def client(stack: Stack) -> Iterator[Client]:
     stack.assert_nothing_held()
 
 
+QUESTION = [{"role": "user", "content": "hi"}]
+
+
 def text_of_size(count: int) -> str:
     return "a" * count
 
@@ -88,6 +91,30 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a pin for longer than a week": ({"pin_seconds": 604801}, "retention.pin_seconds", "604801.*604800"),
     "NaN seconds": ({"pin_seconds": math.nan}, "retention.pin_seconds", "nan"),
     "long request id": ({"request_id": "r" * 129}, "request_id", "129"),
+    "no JSON schema": ({"json_schema": "{"}, "structured_output.json_schema", "character 1"),
+    "a JSON schema of no known type": ({"json_schema": {"type": "x"}}, "structured_output.json_schema", "type: x"),
+    "a huge schema": (
+        {"json_schema": '{"a": "' + "x" * 65_536 + '"}'},
+        "structured_output.json_schema",
+        "65545.*65536",
+    ),
+    "no regular expression": ({"regex": "("}, "structured_output.regex", "unclosed group"),
+    "an empty regular expression": ({"regex": ""}, "structured_output.regex", "empty text"),
+    "no grammar": ({"grammar": "begin: x"}, "structured_output.grammar", "no start rule"),
+    "no choices": ({"choices": []}, "structured_output.choices", "at least 1"),
+    "an empty choice": ({"choices": ["a", ""]}, "structured_output.choices", "Choice 1 .* empty"),
+    "1,025 choices": ({"choices": [f"c{n}" for n in range(1025)]}, "structured_output.choices", "1025.*1024"),
+    "a tool that is no object": ({"chat": QUESTION, "tools": ["{}", "[]"]}, "chat.tools[1]", "no object"),
+    "a call of nothing": (
+        {"chat": [{"role": "assistant", "tool_calls": [{"function": {"name": "", "arguments": {}}}]}]},
+        "chat.messages[0].tool_calls[0].name",
+        "no name",
+    ),
+    "variables that the chat has": (
+        {"chat": QUESTION, "template_arguments": {"messages": []}},
+        "chat.template_arguments",
+        "has messages",
+    ),
     "unprintable request id": ({"request_id": "a\u200bb"}, "request_id", "U\\+200B"),
 }
 
@@ -103,6 +130,34 @@ def test_a_bad_request_is_refused_with_the_numbers(client: Client, name: str) ->
     details = rpc_error_details(caught.value.__context__)
     bad = next(each for each in details if isinstance(each, error_details_pb2.BadRequest))
     assert bad.field_violations[0].field == field
+
+
+@pytest.mark.parametrize(
+    ("structure", "field", "sentence"),
+    [
+        (pb.StructuredOutput(), "structured_output", "has no form"),
+        (pb.StructuredOutput(json_object=False), "structured_output.json_object", "json_object is false"),
+    ],
+)
+def test_a_form_that_asks_for_nothing(
+    client: Client, structure: pb.StructuredOutput, field: str, sentence: str
+) -> None:
+    request = pb.GenerateRequest(text="x", structured_output=structure)
+    with pytest.raises(OctavoError, match=sentence) as caught:
+        list(client.stream(request))
+    assert caught.value.code == "INVALID_ARGUMENT"
+    details = rpc_error_details(caught.value.__context__)
+    bad = next(each for each in details if isinstance(each, error_details_pb2.BadRequest))
+    assert bad.field_violations[0].field == field
+
+
+def test_tools_for_a_model_that_knows_none(client: Client) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    with pytest.raises(OctavoError, match="knows no tools") as caught:
+        list(client.generate(chat=QUESTION, tools=[tool]))
+    assert (caught.value.code, caught.value.reason) == ("INVALID_ARGUMENT", "CHAT_TEMPLATE")
+    with pytest.raises(OctavoError, match="knows no tools"):
+        client.tokenize(chat=QUESTION, tools=[tool])
 
 
 def test_a_prompt_that_fits_exactly_runs(client: Client) -> None:

@@ -114,21 +114,46 @@ class TestGenerate:
         for chunk, recorded in zip(chunks, CLEAR["logprobs"], strict=False):
             assert chunk["logprobs"][0]["logprob"] == pytest.approx(recorded, abs=1e-3)
 
+    def test_a_stop_string_that_is_part_of_the_text(self, stack: Stack) -> None:
+        stop = CLEAR["text"][10:13]
+        options = ("--stop", stop, "--include-stop-string", "--max-tokens", "48", "--ignore-eos", "--json")
+        last = json_lines(generate(stack, CLEAR["prompt"], *options).stdout)[-1]
+        assert last["text"] == CLEAR["text"][: CLEAR["text"].index(stop) + 3]
+        assert last["finish_reason"] == "stop"
+
+    def test_answers_of_a_given_form(self, stack: Stack, tmp_path: Path) -> None:
+        schema = {"type": "object", "properties": {"legs": {"enum": [2, 4]}}, "required": ["legs"]}
+        schema["additionalProperties"] = False
+        (tmp_path / "schema.json").write_text(json.dumps(schema))
+        (tmp_path / "sums.lark").write_text('start: DIGIT ("+" DIGIT){2}\nDIGIT: /[0-9]/\n')
+        options = ("--temperature", "1.5", "--seed", "5", "--n", "2", "--json")
+
+        def texts(*form: str) -> list[str]:
+            last = json_lines(generate(stack, "--chat", "How many legs has a cat?", *form, *options).stdout)[-1]
+            assert {choice["finish_reason"] for choice in last["choices"]} == {"stop"}
+            return [choice["text"] for choice in last["choices"]]
+
+        for form in (str(tmp_path / "schema.json"), json.dumps(schema)):
+            assert all(json.loads(text) in ({"legs": 2}, {"legs": 4}) for text in texts("--json-schema", form))
+        assert all(re.fullmatch(r"\d\+\d\+\d", text) for text in texts("--grammar", str(tmp_path / "sums.lark")))
+        assert all(re.fullmatch(r"[A-Z][a-z]{3}", text) for text in texts("--regex", "[A-Z][a-z]{3}"))
+        assert set(texts("--choice", "two", "--choice", "four")) <= {"two", "four"}
+
     def test_rules_and_log_probabilities_of_the_prompt(self, stack: Stack) -> None:
-        """A bias brings a word in, a bad word keeps one out, and recorded outputs tell their own probabilities."""
+        """Each option does what it says, and recorded outputs tell their own probabilities."""
         plain = ("--max-tokens", "12", "--ignore-eos", "--json")
-        word = next(each for each in CLEAR["text"].split() if each.isalpha() and len(each) > 3)
-        texts = [
-            json_lines(generate(stack, CLEAR["prompt"], *plain, *options).stdout)[-1]["text"]
-            for options in (
-                ("--bad-word", word),
-                ("--logit-bias", f"{CLEAR['output_ids'][0]}=-100"),
-                ("--allowed-token-ids", "504,253", "--min-tokens", "3", "--repetition-penalty", "1.5"),
-                ("--presence-penalty", "2", "--frequency-penalty", "2"),
-            )
-        ]
-        assert word not in texts[0]
-        assert not CLEAR["text"].startswith(texts[1][:3])
+
+        def answer(*options: str) -> dict[str, Any]:
+            return json_lines(generate(stack, CLEAR["prompt"], *plain, *options).stdout)[-1]
+
+        recorded = CLEAR["output_ids"][:12]
+        assert answer()["token_ids"] == recorded
+        assert "56" in CLEAR["text"][:12]
+        assert "56" not in answer("--bad-word", "56")["text"]
+        assert answer("--logit-bias", f"{recorded[0]}=-100")["token_ids"][0] != recorded[0]
+        assert set(answer("--allowed-token-ids", "504,253", "--min-tokens", "3")["token_ids"]) <= {504, 253}
+        varied = answer("--presence-penalty", "2", "--frequency-penalty", "2", "--repetition-penalty", "1.5")
+        assert len(set(varied["token_ids"])) > len(set(recorded))
         ids = ",".join(map(str, [*CLEAR["prompt_token_ids"], *CLEAR["output_ids"]]))
         first = json_lines(generate(stack, "--token-ids", ids, *plain, "--prompt-logprobs", "1").stdout)[0]
         known = [each["logprob"] for each in first["prompt_logprobs"]][len(CLEAR["prompt_token_ids"]) - 1 :]
@@ -153,6 +178,10 @@ class TestGenerate:
             (("a", "--n", "2000000000"), "num_choices is 2000000000"),
             (("a", "--temperature", "nan"), "temperature is nan"),
             (("",), "The prompt is empty"),
+            (("a", "--json-schema", "missing.json"), "missing.json cannot be read: No such file or directory."),
+            (("a", "--json-schema", "{"), "The JSON schema cannot be used: "),
+            (("a", "--regex", "a", "--choice", "b"), "regex and choices cannot go together"),
+            (("a", "--chat", "--tools", __file__), "is no JSON"),
         ],
     )
     def test_what_cannot_be_done_is_one_line_and_exit_code_2(
@@ -240,7 +269,7 @@ class TestUp:
     def test_serves_until_it_is_told_to_stop(self, tmp_path: Path) -> None:
         runner, books = f"127.0.0.1:{free_port()}", f"unix:{tmp_path}/kv.sock"
         arguments = ("--runner-address", runner, "--kv-address", books, "--block-size", "8", "--num-blocks", "64")
-        up = Process(tmp_path, "up", *arguments, "--weights-dtype", "float32")
+        up = Process(tmp_path, "up", *arguments)
         wait_until("the hint", lambda: "octavo generate" in up.log, up)
         assert health_of(runner) == health_of(books) == SERVING
         done = run_octavo("generate", CLEAR["prompt"], "--max-tokens", "48", "--ignore-eos", "--address", runner)
@@ -370,9 +399,7 @@ class TestStartUpErrors:
         assert health_of(stack.runner_address) == SERVING
 
     def test_a_pool_that_is_kept_otherwise(self, stack: Stack, tmp_path: Path) -> None:
-        line = self.runner_error(
-            tmp_path, "--kv-address", stack.kv_address, "--weights-dtype", "float32", "--prefix-index", "radix"
-        )
+        line = self.runner_error(tmp_path, "--kv-address", stack.kv_address, "--prefix-index", "radix")
         assert "is open with index hash (asked for radix); close it first or take another pool id" in line
 
     def test_a_pool_that_is_open_with_other_facts(self, stack: Stack, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def assert_first_logits(item: dict[str, Any], chunk: Chunk) -> None:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("golden")) as stack:
+    with running_stack(tmp_path_factory.mktemp("golden"), "--weights-dtype", "float32") as stack:
         yield stack
 
 
@@ -146,8 +146,8 @@ def test_other_ways_to_compute_it(tmp_path: Path, arguments: tuple[str, ...]) ->
 @pytest.mark.parametrize(
     ("arguments", "env", "kernels"),
     [
-        (("--weights-dtype", "auto"), {}, "weights held as "),
-        (("--weights-dtype", "auto"), {"OCTAVO_NATIVE_ISA": "scalar"}, "scalar, weights held as "),
+        ((), {}, "weights held as "),
+        ((), {"OCTAVO_NATIVE_ISA": "scalar"}, "scalar, weights held as "),
         ((), {"OCTAVO_NATIVE": "0"}, "kernels: torch; OCTAVO_NATIVE=0 turns the CPU kernels off"),
     ],
     ids=["as the file", "scalar", "off"],

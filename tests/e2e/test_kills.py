@@ -26,7 +26,7 @@ BATCH = REQUESTS // KILLS
 ENDED_OF_BATCH = 3
 """Requests of a batch that have ended when the next kill comes; others run then, and others wait."""
 USABLE_BLOCKS = 199
-RUNNER = ("--num-blocks", str(USABLE_BLOCKS + 1), "--max-sequences", "4", "--weights-dtype", "auto")
+RUNNER = ("--num-blocks", str(USABLE_BLOCKS + 1), "--max-sequences", "4")
 ITEMS = [item for item in golden_items() if min(item["gaps"]) > 0.01]
 """Golden outputs that no rounding changes: any run must give exactly these tokens."""
 

@@ -30,7 +30,8 @@ CLEAR = next(item for item in golden_items() if min(item["gaps"]) > 0.4)
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("life"), "--num-blocks", "120") as stack:
+    arguments = ("--num-blocks", "120", "--grace-seconds", "60")
+    with running_stack(tmp_path_factory.mktemp("life"), *arguments) as stack:
         yield stack
 
 
@@ -131,64 +132,61 @@ def test_a_kv_manager_that_comes_late(tmp_path: Path) -> None:
         stack.stop()
 
 
-def test_a_kv_manager_that_is_lost_while_nothing_happens(tmp_path: Path) -> None:
-    with running_stack(tmp_path) as stack:
-        assert stack.manager is not None
-        assert_kill(stack.manager)
-        wait_until("the loss", lambda: health_of(stack.runner_address) == NOT_SERVING, stack.runner)
-        stack.start_manager()
-        wait_until("serving", lambda: health_of(stack.runner_address) == SERVING, stack.runner)
-        stack.assert_nothing_held()
+def test_a_kv_manager_that_is_lost_while_nothing_happens(stack: Stack) -> None:
+    assert stack.manager is not None
+    assert_kill(stack.manager)
+    wait_until("the loss", lambda: health_of(stack.runner_address) == NOT_SERVING, stack.runner)
+    stack.start_manager()
+    wait_until("serving", lambda: health_of(stack.runner_address) == SERVING, stack.runner)
+    stack.assert_nothing_held()
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_a_kv_manager_that_is_lost_while_a_stream_runs(tmp_path: Path, how: str) -> None:
-    with running_stack(tmp_path) as stack:
-        manager = stack.manager
-        assert manager is not None
-        with stack.client() as client:
-            stream = client.generate(CLEAR["prompt_token_ids"], max_tokens=48, ignore_eos=True)
-            tokens = list(next(stream).token_ids)
-            manager.signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
-            wait_until("the loss", lambda: health_of(stack.runner_address) == NOT_SERVING, stack.runner)
-            if how == "killed":
-                manager.wait()
-                stack.start_manager()
-            else:
-                manager.signal(signal.SIGCONT)
-            tokens += [token_id for chunk in stream for token_id in chunk.token_ids]
-            assert tokens == CLEAR["output_ids"]
-        wait_until("serving", lambda: health_of(stack.runner_address) == SERVING, stack.runner)
-        stack.assert_nothing_held()
-
-
-def test_a_runner_that_dies_leaves_an_empty_pool_to_the_next(tmp_path: Path) -> None:
-    with running_stack(tmp_path) as stack:
-        runner, epoch = stack.runner, stack.pool().epoch
-        assert runner is not None
-        with stack.client() as client:
-            stream = client.generate([504], ignore_eos=True)
-            next(stream)
-            assert_kill(runner)
-            with pytest.raises(OctavoError) as caught:
-                list(stream)
-            assert caught.value.code == "UNAVAILABLE"
-        runner = stack.start_runner()
-        wait_until("serving", lambda: health_of(stack.runner_address) == SERVING, runner)
-        assert stack.pool().epoch == epoch + 1
-        stack.assert_nothing_held()
-        with stack.client() as client:
-            assert golden_tokens(client) == CLEAR["output_ids"]
-
-
-def test_sigterm_lets_a_stream_finish(tmp_path: Path) -> None:
-    with running_stack(tmp_path, "--grace-seconds", "60") as stack:
-        runner = stack.runner
-        assert runner is not None
-        with stack.client() as client:
-            stream = client.generate(CLEAR["prompt_token_ids"], max_tokens=48, ignore_eos=True)
-            tokens = list(next(stream).token_ids)
-            runner.signal(signal.SIGTERM)
-            tokens += [token_id for chunk in stream for token_id in chunk.token_ids]
+def test_a_kv_manager_that_is_lost_while_a_stream_runs(stack: Stack, how: str) -> None:
+    manager = stack.manager
+    assert manager is not None
+    with stack.client() as client:
+        stream = client.generate(CLEAR["prompt_token_ids"], max_tokens=48, ignore_eos=True)
+        tokens = list(next(stream).token_ids)
+        manager.signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        wait_until("the loss", lambda: health_of(stack.runner_address) == NOT_SERVING, stack.runner)
+        if how == "killed":
+            manager.wait()
+            stack.start_manager()
+        else:
+            manager.signal(signal.SIGCONT)
+        tokens += [token_id for chunk in stream for token_id in chunk.token_ids]
         assert tokens == CLEAR["output_ids"]
-        assert runner.wait() == 0
+    wait_until("serving", lambda: health_of(stack.runner_address) == SERVING, stack.runner)
+    stack.assert_nothing_held()
+
+
+def test_sigterm_lets_a_stream_finish(stack: Stack) -> None:
+    runner = stack.runner
+    assert runner is not None
+    with stack.client() as client:
+        stream = client.generate(CLEAR["prompt_token_ids"], max_tokens=48, ignore_eos=True)
+        tokens = list(next(stream).token_ids)
+        runner.signal(signal.SIGTERM)
+        tokens += [token_id for chunk in stream for token_id in chunk.token_ids]
+    assert tokens == CLEAR["output_ids"]
+    assert runner.wait() == 0
+    wait_until("serving", lambda: health_of(stack.runner_address) == SERVING, stack.start_runner())
+
+
+def test_a_runner_that_dies_leaves_an_empty_pool_to_the_next(stack: Stack) -> None:
+    runner, epoch = stack.runner, stack.pool().epoch
+    assert runner is not None
+    with stack.client() as client:
+        stream = client.generate([504], ignore_eos=True)
+        next(stream)
+        assert_kill(runner)
+        with pytest.raises(OctavoError) as caught:
+            list(stream)
+        assert caught.value.code == "UNAVAILABLE"
+    runner = stack.start_runner()
+    wait_until("serving", lambda: health_of(stack.runner_address) == SERVING, runner)
+    assert stack.pool().epoch == epoch + 1
+    stack.assert_nothing_held()
+    with stack.client() as client:
+        assert golden_tokens(client) == CLEAR["output_ids"]

@@ -191,22 +191,22 @@ def test_streams_wait_when_the_lease_is_used_up_and_then_go_on(tmp_path: Path, t
         stack.assert_nothing_held()
 
 
-def test_a_dead_runner_leaves_a_whole_pool_to_the_next(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
-    with running_stack(tmp_path, "--num-blocks", "200") as stack:
-        streams = Streams(stack, threads)
-        streams.until_begun()
-        epoch = stack.pool().epoch
-        assert stack.runner is not None
-        assert_kill(stack.runner)
-        wait_until("the whole pool", lambda: stack.pool().occupancy.held_blocks == 0)
-        # The end of the stream was enough: no silence had to be waited for.
-        assert stack.kv_samples()['octavo_kv_sessions_ended_total{cause="stream"}'] == 1
-        assert stack.kv_samples()['octavo_kv_pool_session{pool="default",state="none"}'] == 1
-        assert health_of(stack.kv_address, "session/default") == NOT_SERVING
-        assert stack.pool().occupancy.sequences == 0
-        assert set(streams.failures()) == {"UNAVAILABLE"}
-        stack.start_runner()
-        until_serving(stack)
-        assert stack.pool().epoch == epoch + 1
-        Streams(stack, threads).assert_golden()
-        stack.assert_nothing_held()
+def test_a_dead_runner_leaves_a_whole_pool_to_the_next(stack: Stack, threads: ThreadPoolExecutor) -> None:
+    ended = 'octavo_kv_sessions_ended_total{cause="stream"}'
+    streams = Streams(stack, threads)
+    streams.until_begun()
+    epoch, before = stack.pool().epoch, stack.kv_samples()[ended]
+    assert stack.runner is not None
+    assert_kill(stack.runner)
+    wait_until("the whole pool", lambda: stack.pool().occupancy.held_blocks == 0)
+    # The end of the stream was enough: no silence had to be waited for.
+    assert stack.kv_samples()[ended] == before + 1
+    assert stack.kv_samples()['octavo_kv_pool_session{pool="default",state="none"}'] == 1
+    assert health_of(stack.kv_address, "session/default") == NOT_SERVING
+    assert stack.pool().occupancy.sequences == 0
+    assert set(streams.failures()) == {"UNAVAILABLE"}
+    stack.start_runner()
+    until_serving(stack)
+    assert stack.pool().epoch == epoch + 1
+    Streams(stack, threads).assert_golden()
+    stack.assert_nothing_held()

@@ -1,25 +1,11 @@
-"""Random histories against the naive model; and proof that the machine finds planted faults of each known kind."""
+"""Random histories against the naive model."""
 
-import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-import kvmanager.pool
-from tests.kvmanager import test_rewind as rewind
 from tests.kvmanager.books_machine import BooksMachine, TwinMachine
-from tests.kvmanager.planted_faults import FAULTS, names_lost_in_one_call_counted_once, pin_lost_to_a_rewound_holder
 
 THOROUGH = settings(max_examples=200, stateful_step_count=40, deadline=None)
-SEARCH = settings(
-    max_examples=4000,
-    stateful_step_count=40,
-    deadline=None,
-    database=None,
-    phases=[Phase.generate],
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
-COMPILED = not str(kvmanager.pool.__file__).endswith(".py")
 
 
 def test_random_histories():
@@ -28,29 +14,3 @@ def test_random_histories():
 
 def test_a_radix_pool_and_a_hash_pool_of_one_history_differ_only_inside_a_block():
     run_state_machine_as_test(TwinMachine, settings=THOROUGH)
-
-
-@pytest.mark.skipif(COMPILED, reason="compiled books can't be patched")
-@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_the_machine_finds_a_planted_fault(plant, monkeypatch):
-    plant(monkeypatch)
-    with pytest.raises(Exception):  # noqa: B017, PT011 - a fault shows as whichever check it hits first
-        run_state_machine_as_test(BooksMachine, settings=SEARCH)
-
-
-@pytest.mark.skipif(COMPILED, reason="compiled books can't be patched")
-@pytest.mark.parametrize(
-    ("plant", "history"),
-    [
-        (
-            names_lost_in_one_call_counted_once,
-            rewind.test_a_copy_that_becomes_needed_within_one_call_is_counted,
-        ),
-        (pin_lost_to_a_rewound_holder, rewind.test_a_pinned_block_is_not_rewritten_by_the_last_that_holds_it),
-    ],
-)
-def test_a_rare_fault_shows_in_a_history_made_for_it(plant, history, monkeypatch):
-    history()
-    plant(monkeypatch)
-    with pytest.raises((Exception, pytest.fail.Exception)):
-        history()

@@ -174,6 +174,33 @@ def test_a_block_that_holds_something_else_is_not_filled_without_an_ask():
     assert right(pool)
 
 
+def test_a_shared_tail_stores_what_any_of_its_holders_says_and_no_more():
+    pool = pool_of()
+    prefill(pool, "a", [1] * 4)
+    pool.progress([news(pool, "a", [2, 2, 2], ask=1)])
+    pool.fork("a", ["b"])
+    stored = []
+    for a, b in [(6, 5), (6, 6), (6, 7), (8, 7)]:
+        if a == 8:
+            # A write of one's own needs a block of one's own: its copy stores 3 tokens, and a fourth.
+            pool.progress([news(pool, "a", [3], ask=1)])
+        pool.progress([news(pool, "a", computed=a), news(pool, "b", computed=b)])
+        stored.append(pool.occupancy().stored_tokens)
+        assert right(pool)
+    assert stored == [4 + 2, 4 + 2, 4 + 3, 4 + 3 + 4]
+
+
+def test_an_ended_sequence_is_refused_wherever_it_stands_and_nothing_is_told():
+    pool = pool_of()
+    prefill(pool, "a", [1] * 6)
+    prefill(pool, "b", [2] * 6)
+    rows = [news(pool, "a", [3], computed=6), news(pool, "b", [3], computed=6)]
+    end(pool, "b")
+    with pytest.raises(InvalidArgument, match="'b' has ended"):
+        pool.progress(rows)
+    assert pool.sequence("a").num_tokens == 6
+
+
 WRONG = {
     "computed tokens shrink": {"computed": 3},
     "computed beyond what is known": {"tokens": [1], "computed": 8, "entries": 2, "taken": [1]},

@@ -18,8 +18,9 @@ DATA = Path(__file__).parent.parent / "data"
 
 @pytest.fixture(scope="session", autouse=True)
 def torch_threads() -> None:
-    """One thread for each CPU that this process may use: more would wait for each other."""
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    """One thread for each CPU that is this process's beside its neighbours: more would wait for each other."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
 
 
 @pytest.fixture(scope="session")

@@ -41,13 +41,28 @@ float as_bf16(float value) {
     return value;
 }
 
+// What int8 activations stand for: in groups of 32, whole numbers of steps of which the largest has 127.
+std::vector<double> rounded(const std::vector<float>& x) {
+    std::vector<double> values;
+    for (size_t first = 0; first < x.size(); first += 32) {
+        float top = 0;
+        for (size_t each = first; each < first + 32; ++each) top = std::max(top, std::fabs(x[each]));
+        const float steps = 127 / top;
+        for (size_t each = first; each < first + 32; ++each) {
+            values.push_back(std::nearbyint(x[each] * steps) * double(top / 127));
+        }
+    }
+    return values;
+}
+
 // Each form's products are those of the weights that it says it holds, and a row's result its own affair.
-void check_products(const std::string& set) {
+void check_products(const std::string& set, int32_t activations) {
     const int64_t outputs = 70, inputs = 160, most = 130;
     const std::vector<float> weights = drawn(outputs * inputs, 1), x = drawn(most * inputs, 2);
     const double worst[] = {0, 0.01, 0.03, 0.4};  // of weights up to 4, after rounding to each form
-    for (int32_t form = 0; form < 4; ++form) {
-        void* matrix = octavo_matrix_new(form, outputs, inputs);
+    for (int32_t form = activations ? 2 : 0; form < 4; ++form) {
+        const std::vector<double> taken = activations ? rounded(x) : std::vector<double>(x.begin(), x.end());
+        void* matrix = octavo_matrix_new(form, activations, outputs, inputs);
         expect(octavo_matrix_fill(matrix, 0, outputs, weights.data()) == 0, set + " fill");
         std::vector<int64_t> all(outputs);
         for (int64_t each = 0; each < outputs; ++each) all[each] = each;
@@ -60,13 +75,14 @@ void check_products(const std::string& set) {
         for (int64_t rows : {1, 2, 3, 4, 5, 8, 9, 17, 130}) {
             std::vector<float> y(rows * outputs);
             octavo_matrix_multiply(matrix, x.data(), rows, y.data());
-            const std::string what = set + " form " + std::to_string(form) + " rows " + std::to_string(rows);
+            const std::string what = set + " form " + std::to_string(form) + " activations " + std::to_string(activations) +
+                                     " rows " + std::to_string(rows);
             expect(std::memcmp(y.data(), whole.data(), y.size() * sizeof(float)) == 0, what + ": other bits");
             for (int64_t row = 0; row < rows; ++row) {
                 for (int64_t output = 0; output < outputs; ++output) {
                     double sum = 0, size = 0;
                     for (int64_t k = 0; k < inputs; ++k) {
-                        const double term = double(x[row * inputs + k]) * held[output * inputs + k];
+                        const double term = taken[row * inputs + k] * held[output * inputs + k];
                         sum += term;
                         size += std::fabs(term);
                     }
@@ -222,6 +238,43 @@ void check_attention(const std::string& set, const Sizes& sizes) {
     }
 }
 
+// Draws are those of the definition, computed here from powers of e: exact but for tokens whose shares meet within a
+// hair of the number drawn, which there are none of. An edited row gives none of the tokens that may not come.
+void check_draws(const std::string& set) {
+    const int64_t rows = 40, vocabulary = 1203;
+    const std::vector<float> logits = drawn(rows * vocabulary, 7);
+    std::vector<int64_t> places(rows), top_k(rows, 0), tokens(rows);
+    std::vector<double> temperature(rows, 0.9), top_p(rows, 1), min_p(rows, 0.05), uniform(rows);
+    for (int64_t row = 0; row < rows; ++row) {
+        places[row] = row;
+        uniform[row] = (row + 0.5) / rows;
+    }
+    octavo_draws draws = {rows,         vocabulary,   logits.data(), places.data(),  temperature.data(),
+                          top_k.data(), top_p.data(), min_p.data(),  uniform.data(), nullptr};
+    expect(octavo_draw(&draws, tokens.data()) == 0, set + " draw");
+    for (int64_t row = 0; row < rows; ++row) {
+        const float* from = &logits[row * vocabulary];
+        const double most = *std::max_element(from, from + vocabulary);
+        std::vector<double> sums(vocabulary);
+        double sum = 0;
+        for (int64_t token = 0; token < vocabulary; ++token) {
+            const double weight = std::exp((from[token] - most) / 0.9);
+            sums[token] = sum += weight >= 0.05 ? weight : 0;
+        }
+        const auto right = std::upper_bound(sums.begin(), sums.end(), uniform[row] * sum) - sums.begin();
+        expect(tokens[row] == right, set + " draw of row " + std::to_string(row));
+    }
+    const std::vector<uint32_t> mask((vocabulary + 31) / 32, 1u << 5);
+    octavo_edits edits{};
+    edits.repetition = 1;
+    edits.mask = mask.data();
+    const std::vector<const octavo_edits*> all(rows, &edits);
+    draws.edits = all.data();
+    std::fill(top_p.begin(), top_p.end(), 0.8);
+    expect(octavo_draw(&draws, tokens.data()) == 0, set + " masked draw");
+    expect(std::all_of(tokens.begin(), tokens.end(), [](int64_t each) { return each % 32 == 5; }), set + " mask");
+}
+
 }  // namespace
 
 int main() {
@@ -234,7 +287,8 @@ int main() {
         expect(octavo_use(set.c_str()) == 0, set);
         for (int32_t threads : {1, 2}) {
             octavo_set_threads(threads);
-            check_products(set);
+            check_draws(set);
+            for (int32_t activations : {0, 1}) check_products(set, activations);
             for (const Sizes& sizes : {Sizes{16, 64, false, 0}, Sizes{16, 64, true, 0}, Sizes{8, 40, false, 20},
                                        Sizes{8, 6, true, 0}, Sizes{128, 128, true, 70}}) {
                 check_attention(set, sizes);

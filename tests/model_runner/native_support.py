@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from model_runner import native
 
 LIBRARY = native.library()
-INSTRUCTION_SETS = LIBRARY.instruction_sets if LIBRARY else []
+INTEGER_SETS = LIBRARY.instruction_sets if LIBRARY else []
+"""All of them: each has products of whole numbers of its own."""
+INSTRUCTION_SETS = [name for name in INTEGER_SETS if not name.endswith(("vnni", "dot"))]
+"""Those with float32 arithmetic of their own."""
 
 
 @contextmanager

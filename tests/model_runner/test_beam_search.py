@@ -30,6 +30,9 @@ class ByThrees:
         self.length = length
         self.is_over = is_over
 
+    failure = ""
+    is_complete = False
+
     def mask(self) -> NDArray[np.uint32]:
         allowed = np.arange(64) % 3 == self.length % 3
         return np.packbits(allowed, bitorder="little").view(np.uint32)

@@ -53,10 +53,16 @@ class HookedExecutor:
         return self._executor.execute(entries, copies)
 
 
-@pytest.fixture(scope="module", params=["auto", "float32"])
+@pytest.fixture(scope="module", params=["auto", "float32", "int8 activations"])
 def loaded(request: pytest.FixtureRequest, smollm2: LoadedModel) -> LoadedModel:
-    """SmolLM2 with its weights in 4 and 8 bits, and in float32."""
-    return smollm2 if request.param == "auto" else load_model(demo_model_path(), weights_dtype=request.param)
+    """SmolLM2 with its weights in 4 and 8 bits, in float32, and in 4 and 8 bits with rounded activations."""
+    match request.param:
+        case "auto":
+            return smollm2
+        case "float32":
+            return load_model(demo_model_path(), weights_dtype="float32")
+        case _:
+            return load_model(demo_model_path(), activations_dtype="int8")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from model_runner.detokenizer import Detokenizer, TextDelta
+from model_runner.loading import LoadedModel
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. The dog sleeps.",
@@ -95,6 +97,12 @@ UNUSUAL = of_pieces(
     ["▁a", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "b"],
 )
 
+
+@pytest.fixture(scope="module")
+def smollm2_tokenizer(smollm2: LoadedModel) -> Wrapped:
+    return Wrapped(smollm2.tokenizer.backend)
+
+
 TEXTS = st.one_of(
     st.text(max_size=40),
     st.text(alphabet="ab €é😀狐 日本", max_size=40),
@@ -114,13 +122,13 @@ def chunked(data: st.DataObject, ids: list[int]) -> list[list[int]]:
     return [ids[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
 
 
-def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+def cut_at_stop(text: str, stops: Sequence[str], include: bool = False) -> tuple[str, str | None]:
     """The naive model: the stop string with the earliest start wins, then the one with the earliest end."""
     found = [(text.find(stop), len(stop), stop) for stop in stops if stop in text]
     if not found:
         return text, None
     start, _, stop = min(found)
-    return text[:start], stop
+    return text[: start + len(stop) * include], stop
 
 
 def stream(detokenizer: Detokenizer, chunks: list[list[int]]) -> tuple[str, str | None]:
@@ -130,29 +138,30 @@ def stream(detokenizer: Detokenizer, chunks: list[list[int]]) -> tuple[str, str 
 
 
 @pytest.mark.parametrize("name", MAIN)
-@given(data=st.data(), text=TEXTS, stops=STOPS)
+@given(data=st.data(), text=TEXTS, stops=STOPS, include=st.booleans())
 def test_any_text_in_any_chunks_is_the_whole_decode_up_to_the_stop(
-    name: str, data: st.DataObject, text: str, stops: list[str]
+    name: str, data: st.DataObject, text: str, stops: list[str], include: bool
 ) -> None:
     tokenizer = MAIN[name]
     ids = tokenizer.encode(text)
     if text:
         stops = [*stops, data.draw(st.sampled_from([text[i : i + 3] for i in range(len(text))]))]
-    expected = cut_at_stop(tokenizer.decode(ids), stops)
-    assert stream(Detokenizer(tokenizer, stops), chunked(data, ids)) == expected
+    expected = cut_at_stop(tokenizer.decode(ids), stops, include)
+    detokenizer = Detokenizer(tokenizer, stops, include_stop_string=include)
+    assert stream(detokenizer, chunked(data, ids)) == expected
 
 
 @pytest.mark.parametrize("name", ALL)
-@given(data=st.data(), stops=STOPS, skip=st.booleans())
+@given(data=st.data(), stops=STOPS, skip=st.booleans(), include=st.booleans())
 def test_any_tokens_at_all_are_the_whole_decode_up_to_the_stop(
-    name: str, data: st.DataObject, stops: list[str], skip: bool
+    name: str, data: st.DataObject, stops: list[str], skip: bool, include: bool
 ) -> None:
     tokenizer = ALL[name]
     size = tokenizer.backend.get_vocab_size()
     # Ids at and beyond the vocabulary's end decode to nothing: models are padded to round numbers.
     ids = data.draw(st.lists(st.integers(0, size + 2), max_size=30))
-    expected = cut_at_stop(tokenizer.decode(ids, skip), stops)
-    assert stream(Detokenizer(tokenizer, stops, skip), chunked(data, ids)) == expected
+    expected = cut_at_stop(tokenizer.decode(ids, skip), stops, include)
+    assert stream(Detokenizer(tokenizer, stops, skip, include_stop_string=include), chunked(data, ids)) == expected
 
 
 def ids_by_byte() -> dict[int, int]:
@@ -283,6 +292,57 @@ def test_a_decoder_of_an_unusual_kind_gives_whole_characters_too() -> None:
     assert [detokenizer.push([token]).text for token in [a, *smile, b]] == ["a", "", "", "", "😀", "b"]
     assert detokenizer.push(smile[:2]).text == ""
     assert detokenizer.finish() == "��"
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("one STOP two", ["STOP"], ("one STOP", "STOP")),
+        ("STOSTOP.", ["STOP"], ("STOSTOP", "STOP")),
+        ("xabcx", ["bc", "abcd"], ("xabc", "bc")),
+        ("xabcdx", ["bc", "abcd"], ("xabcd", "abcd")),
+        ("one STO", ["STOP"], ("one STO", None)),
+        ("a😀😀", ["😀"], ("a😀", "😀")),
+    ],
+)
+def test_a_stop_string_that_is_part_of_the_text(
+    text: str, stops: list[str], expected: tuple[str, str | None], size: int
+) -> None:
+    ids = BYTES_ONLY.encode(text)
+    chunks = [ids[begin : begin + size] for begin in range(0, len(ids), size)]
+    assert stream(Detokenizer(BYTES_ONLY, stops, include_stop_string=True), chunks) == expected
+
+
+@given(
+    text=st.text(alphabet="ab€", max_size=30),
+    min_tokens=st.integers(0, 40),
+    stops=st.lists(st.text(alphabet="ab€", min_size=1, max_size=3), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_the_first_tokens_are_not_searched(text: str, min_tokens: int, stops: list[str], data: st.DataObject) -> None:
+    ids = BYTES_ONLY.encode(text)
+    # A character that the limit cuts comes with its last byte, and is searched.
+    free = BYTES_ONLY.decode(ids[:min_tokens]).rstrip("\ufffd")
+    rest, stop = cut_at_stop(text[len(free) :], stops)
+    assert stream(Detokenizer(BYTES_ONLY, stops, min_tokens=min_tokens), chunked(data, ids)) == (free + rest, stop)
+
+
+@given(text=TEXTS, stops=STOPS, include=st.booleans(), seed=st.integers(0, 2**32 - 1), random_ids=st.booleans())
+def test_the_demo_models_tokenizer(
+    smollm2_tokenizer: Wrapped, text: str, stops: list[str], include: bool, seed: int, random_ids: bool
+) -> None:
+    """One token at a time: joined, the whole decode; and never more than is certain, nor half a character."""
+    chance = random.Random(seed)
+    ids = [chance.randrange(49152) for _ in range(20)] if random_ids else smollm2_tokenizer.encode(text)
+    whole = smollm2_tokenizer.decode(ids)
+    expected = cut_at_stop(whole, stops, include)
+    detokenizer = Detokenizer(smollm2_tokenizer, stops, include_stop_string=include)
+    emitted = ""
+    for token_id in ids:
+        emitted += detokenizer.push([token_id]).text
+        assert expected[0].startswith(emitted)
+    assert (emitted + detokenizer.finish(), detokenizer.stop_string) == expected
 
 
 def test_after_a_stop_nothing_comes() -> None:

@@ -191,7 +191,7 @@ class Only:
     "sampling", [SamplingParams(), SamplingParams(bad_words=((11,),))], ids=["plain", "with rules"]
 )
 def test_a_choice_keeps_to_its_form(sampling: SamplingParams) -> None:
-    generation = Generation(ToyTokenizer(), frozenset(), 100, SilentObserver(), SearchRoom(100, 4))
+    generation = Generation(ToyTokenizer(), frozenset(), 100, SilentObserver(), SearchRoom(100, 16))
     request = GenerateRequest("a", (1, 2), sampling, StopConditions(max_tokens=1))
     plain, formed = (LiveRequest(request, arrived_at=0.0) for _ in range(2))
     for live in (plain, formed):

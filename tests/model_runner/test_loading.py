@@ -18,6 +18,7 @@ from model_runner.attention import AttentionShape, create_backend
 from model_runner.batch import BatchEntry, pack_batch
 from model_runner.errors import ModelLoadError
 from model_runner.loading import LoadedModel, demo_model_path, load_model
+from model_runner.native import library
 from tests.model_runner.gguf_maker import tiny_metadata, tiny_tensors, write_gguf
 
 CPU = torch.device("cpu")
@@ -127,6 +128,19 @@ def test_weights_dtype(write_tiny: Callable[..., Path], name: str, dtype: torch.
     assert load_model(write_tiny(), weights_dtype=name).weights_dtype == dtype
 
 
+def test_activations_are_of_the_type_that_products_are_computed_in(write_tiny: Callable[..., Path]) -> None:
+    path = write_tiny()
+    in_kernels = load_model(path, weights_dtype="bfloat16")
+    in_torch = load_model(path, weights_dtype="float16")
+    assert in_torch.activations_dtype == "float16"
+    assert in_kernels.activations_dtype == ("float32" if library() else "bfloat16")
+    for name in ("float32", "int8"):
+        with pytest.raises(
+            ModelLoadError, match=f"type {name} need the CPU kernels, and weights of type float16 run in"
+        ):
+            load_model(path, weights_dtype="float16", activations_dtype=name)
+
+
 def test_progress_ends_at_the_total(folder: Path) -> None:
     calls: list[tuple[int, int]] = []
     load_model(folder, on_progress=lambda done, total: calls.append((done, total)))
@@ -175,6 +189,8 @@ def test_refused(folder: Path, write_tiny: Callable[..., Path], tmp_path: Path) 
         load_model(tmp_path / "nowhere.gguf")
     with pytest.raises(ModelLoadError, match="'int3' is not supported"):
         load_model(write_tiny(), weights_dtype="int3")
+    with pytest.raises(ModelLoadError, match="Activations of type 'int4' are not supported; auto, float32, int8 are"):
+        load_model(write_tiny(), activations_dtype="int4")
     with pytest.raises(ModelLoadError, match=r"is no GGUF file"):
         load_model(folder / "model.safetensors")
     (folder / "tokenizer.json").unlink()

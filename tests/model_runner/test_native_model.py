@@ -105,14 +105,21 @@ class Steps:
         return last
 
 
+@pytest.fixture(scope="module")
+def smollm2_int8() -> LoadedModel:
+    """SmolLM2 with its own weights and activations in 8 bits."""
+    return load_model(demo_model_path(), activations_dtype="int8")
+
+
 @needs_kernels
+@pytest.mark.parametrize("model", ["smollm2", "smollm2_int8"])
 def test_logits_are_the_same_bits_however_they_are_computed(
-    smollm2: LoadedModel, golden_smollm2: list[dict[str, Any]]
+    model: str, request: pytest.FixtureRequest, golden_smollm2: list[dict[str, Any]]
 ) -> None:
     prompts = [(item["prompt_token_ids"] + item["output_ids"])[:70] for item in golden_smollm2[:5]]
     # One that is longer than a split of the context.
     prompts.append([token for item in golden_smollm2 for token in item["prompt_token_ids"]][:280])
-    steps = Steps(smollm2.model, prompts)
+    steps = Steps(request.getfixturevalue(model).model, prompts)
     ends = [len(prompt) for prompt in prompts]
     whole = [[(index, 0, end) for index, end in enumerate(ends)]]
     expected = steps.run(whole)
@@ -173,18 +180,35 @@ def test_the_error_of_rounding(
 
     bfloat16 has 8 bits for each weight on its own, int8 for the largest of 32.
     """
-    prompts = [item["prompt_token_ids"] for item in golden_smollm2]
-    whole = [[(index, 0, len(prompt)) for index, prompt in enumerate(prompts)]]
-    exact = torch.stack(list(Steps(smollm2.model, prompts).run(whole).values()))
     reader = GgufFile(demo_model_path())
     rounded = NativeDecoder(smollm2.config, Dequantised(reader, smollm2.config), form)
     assert set(rounded.forms()) == {form}
-    ours = torch.stack(list(Steps(rounded, prompts).run(whole).values()))
-    spread = (exact - exact.mean(dim=1, keepdim=True)).pow(2).mean().sqrt()
-    error = ((ours - exact).pow(2).mean().sqrt() / spread).item()
+    error = error_of_logits(rounded, smollm2.model, golden_smollm2)
     record_property(f"logit error of {form}", error)
     print(f"logit error of {form}: {error:.4f}")
     assert error < most
+
+
+def error_of_logits(model: NativeDecoder, exact: NativeDecoder, golden: list[dict[str, Any]]) -> float:
+    prompts = [item["prompt_token_ids"] for item in golden]
+    whole = [[(index, 0, len(prompt)) for index, prompt in enumerate(prompts)]]
+    ours, theirs = (torch.stack(list(Steps(each, prompts).run(whole).values())) for each in (model, exact))
+    spread = (theirs - theirs.mean(dim=1, keepdim=True)).pow(2).mean().sqrt()
+    return ((ours - theirs).pow(2).mean().sqrt() / spread).item()
+
+
+@needs_kernels
+def test_the_error_of_rounded_activations(
+    smollm2: LoadedModel, smollm2_int8: LoadedModel, golden_smollm2: list[dict[str, Any]], record_property: Any
+) -> None:
+    """As much as rounding all weights to 8 bits: both round to the 127th part of the largest of 32."""
+    assert smollm2_int8.activations_dtype == "int8"
+    assert smollm2_int8.model.forms() == smollm2.model.forms()
+    assert smollm2_int8.fingerprint != smollm2.fingerprint
+    error = error_of_logits(smollm2_int8.model, smollm2.model, golden_smollm2)
+    record_property("logit error of int8 activations", error)
+    print(f"logit error of int8 activations: {error:.4f}")
+    assert 0 < error < 0.12
 
 
 @needs_kernels
@@ -244,6 +268,10 @@ class TestRefusals:
         with pytest.raises(native.NativeError, match="another model"):
             smollm2.model.forward(pack_batch([BatchEntry([1], 0, [1], True)], SIZE, CPU), backend)
 
+    def test_rounded_activations_where_no_weights_are_in_groups(self) -> None:
+        with pytest.raises(ModelLoadError, match="need weights in 8 or 4 bits, and here are none"):
+            load_model(demo_model_path(), weights_dtype="bfloat16", activations_dtype="int8")
+
 
 class TestWithout:
     """Where there are no kernels."""
@@ -257,6 +285,12 @@ class TestWithout:
         monkeypatch.setattr("model_runner.loading.why_not", lambda: "they were not built")
         with pytest.raises(ModelLoadError, match=f"{form} need the CPU kernels, and they were not built"):
             load_model(demo_model_path(), weights_dtype=form)
+
+    def test_rounded_activations_are_refused_with_the_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("model_runner.loading.library", lambda: None)
+        monkeypatch.setattr("model_runner.loading.why_not", lambda: "they were not built")
+        with pytest.raises(ModelLoadError, match=r"^Activations of type int8 need the CPU kernels, and they were"):
+            load_model(demo_model_path(), activations_dtype="int8")
 
     @pytest.mark.parametrize(
         ("content", "reason"),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -128,8 +132,38 @@ def some_groups(form: str, outputs: int, inputs: int) -> Grouped:
     numbers = torch.randint(least, greatest, (outputs, inputs), generator=draw, dtype=torch.int8)
     scales, offsets = (torch.randn(outputs, inputs // GROUP, generator=draw).half() for _ in range(2))
     # Half-precision numbers below the normal ones, and both zeros.
-    scales[0, :3] = torch.tensor([6e-8, 0.0, -0.0])
+    small = torch.tensor([6e-8, 0.0, -0.0])[: inputs // GROUP]
+    scales[0, : len(small)] = small
     return Grouped(form, numbers, scales, offsets if form == "int4" else None)
+
+
+class TestMemory:
+    def test_new_matrices_are_zero_whatever_was_there(self) -> None:
+        filled("float32", 480, 320)
+        assert held(Matrix("float32", 480, 320)).count_nonzero() == 0
+
+    def test_neighbours_do_not_share_weights(self) -> None:
+        matrices = [Matrix("int8", 7, 32) for _ in range(50)]
+        for number, matrix in enumerate(matrices):
+            matrix.fill(0, torch.full((7, 32), float(number)))
+        for number, matrix in enumerate(matrices):
+            torch.testing.assert_close(held(matrix), torch.full((7, 32), float(number)), atol=0.05, rtol=0)
+
+    @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the resident size is read from /proc")
+    def test_it_goes_back_when_all_matrices_are_gone(self) -> None:
+        """64 matrices of 1 MiB: small ones share memory, and one that stays keeps its own part alive."""
+        before = resident_mib()
+        matrices = [filled("float32", 512, 512) for _ in range(64)]
+        assert resident_mib() - before > 60
+        last = matrices[-1]
+        del matrices
+        assert resident_mib() - before < 40
+        assert torch.equal(held(last), drawn(512, 512, seed=1))
+
+
+def resident_mib() -> float:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
 class TestInvariance:

@@ -19,21 +19,17 @@ from model_runner.request import PositionLogprobs, SamplingParams
 from model_runner.sampling import logprobs, sample
 from model_runner.sampling_cpu import logprobs_by_rows, sample_by_rows
 from model_runner.sampling_device import logprobs_at_once, sample_at_once
-from model_runner.sampling_rows import SamplingRows, splitmix64, uniforms
-from model_runner.sampling_weights import LOG2_OF_E, POWER_SERIES, WEIGHT_UNIT, scales, weigh, weigh_at_once
+from model_runner.sampling_rows import SamplingRows
 from tests.model_runner.native_support import INSTRUCTION_SETS, using
 
 DRAWS = 100_000
 FEWER_DRAWS = 10_000
 """For what goes row by row in Python."""
-NUMBERS = 100_000
 PROBABILITIES = [0.05, 0.3, 0.02, 0.2, 0.1, 0.25, 0.08]
 
 # Upper critical values of the chi-square distribution at 0.001, by degrees of freedom:
 # NIST/SEMATECH e-Handbook of Statistical Methods, table 1.3.6.7.4.
 CHI_SQUARE_0_001 = {1: 10.828, 2: 13.816, 3: 16.266, 4: 18.467, 5: 20.515, 6: 22.458}
-# Two-sided 0.001 quantile of the standard normal distribution.
-NORMAL_0_001 = 3.291
 
 
 Sample = Callable[[torch.Tensor, SamplingRows], torch.Tensor]
@@ -269,27 +265,6 @@ def test_all_ways_draw_the_same_tokens(vocabulary: int, spread: float) -> None:
                 assert logprobs_by_kernels(logits, drawn, counts) == positions
 
 
-def test_weights_are_powers_of_e_in_units() -> None:
-    """To one unit and 1e-13, by Python's own exp; halves of a power of 2, where the series ends, are among them."""
-    differences = [0.0, *(-0.5 * n * math.log(2) for n in range(1, 100)), *(-(1.37**n) / 1000 for n in range(30))]
-    logits = np.array(differences, dtype=np.float32)
-    for temperature in (0.01, 0.7, 1.0, 100.0):
-        scale = scales(np.array([temperature]))
-        weights = weigh(logits, scale[0])
-        assert weights[0] == 2**44
-        for logit, weight in zip(logits.tolist(), weights.tolist(), strict=True):
-            exact = math.exp(logit / temperature) * 2**44
-            assert abs(weight - exact) <= 1 + 1e-13 * exact
-        assert weigh_at_once(torch.from_numpy(logits)[None], torch.from_numpy(scale)).tolist() == [weights.tolist()]
-
-
-def test_the_series_is_taylors() -> None:
-    expected = [math.log(2) ** n / math.factorial(n) for n in range(len(POWER_SERIES))]
-    assert POWER_SERIES[::-1] == pytest.approx(expected, rel=1e-15)
-    assert pytest.approx(1 / math.log(2), rel=1e-15) == LOG2_OF_E
-    assert WEIGHT_UNIT == 2**44
-
-
 def test_where_nothing_may_be_drawn_there_is_no_token(sample_of: Sample) -> None:
     logits = torch.full((3, 700), -math.inf)
     logits[1, 699] = -3.0
@@ -331,58 +306,9 @@ def test_every_draw_depends_on_seed_and_position(sample_of: Sample) -> None:
     assert by_position[5] == by_seed[5]
 
 
-def test_rows_refuse_lists_that_do_not_pair_up() -> None:
-    with pytest.raises(ValueError, match="2 params, 1 seeds and 2 positions"):
-        SamplingRows.of([SamplingParams()] * 2, [0], [0, 1])
-
-
 def test_an_empty_batch(sample_of: Sample, logprobs_of: Logprobs) -> None:
     assert sample_of(torch.empty(0, 10), SamplingRows.of([], [], [])).tolist() == []
     assert logprobs_of(torch.empty(0, 10), torch.empty(0, dtype=torch.int64), []) == []
-
-
-def splitmix64_by_the_book(seed: int, count: int) -> list[int]:
-    """SplitMix64 as S. Vigna's public-domain C source has it, a state that is stepped, in Python's own integers."""
-    outputs, state, mask = [], seed, 2**64 - 1
-    for _ in range(count):
-        state = (state + 0x9E3779B97F4A7C15) & mask
-        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
-        outputs.append(mixed ^ (mixed >> 31))
-    return outputs
-
-
-# As published for this seed, among others by Rosetta Code, "Pseudo-random numbers/Splitmix64".
-SPLITMIX_1234567 = [
-    6457827717110365317,
-    3203168211198807973,
-    9817491932198370423,
-    4593380528125082431,
-    16408922859458223821,
-]
-
-
-def test_splitmix64_gives_the_published_numbers() -> None:
-    assert splitmix64_by_the_book(1234567, 5) == SPLITMIX_1234567
-    outputs = splitmix64(np.full(5, 1234567, dtype=np.uint64), np.arange(5, dtype=np.uint64))
-    assert outputs.tolist() == SPLITMIX_1234567
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, 300))
-def test_splitmix64_is_the_sequence_entered_anywhere(seed: int, position: int) -> None:
-    output = splitmix64(np.array([seed], dtype=np.uint64), np.array([position], dtype=np.uint64))
-    assert int(output[0]) == splitmix64_by_the_book(seed, position + 1)[-1]
-
-
-@pytest.mark.parametrize("by", ["position", "seed"])
-def test_uniforms_have_mean_a_half_and_variance_a_twelfth(by: str) -> None:
-    counter, constant = np.arange(NUMBERS, dtype=np.uint64), np.full(NUMBERS, 11, dtype=np.uint64)
-    values = uniforms(constant, counter) if by == "position" else uniforms(counter, constant)
-    assert values.min() >= 0
-    assert values.max() < 1
-    assert abs(values.mean() - 1 / 2) < NORMAL_0_001 * math.sqrt(1 / 12 / NUMBERS)
-    # The fourth central moment of a uniform is 1/80, so (x - 1/2)^2 has variance 1/80 - 1/144 = 1/180.
-    assert abs(((values - 1 / 2) ** 2).mean() - 1 / 12) < NORMAL_0_001 * math.sqrt(1 / 180 / NUMBERS)
 
 
 def close(logprob: float) -> object:

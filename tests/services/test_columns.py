@@ -33,6 +33,11 @@ def test_bytes_that_are_no_whole_numbers_are_refused(size):
         columns.from_column(bytes(size), "asks")
 
 
+def test_a_column_is_parted_by_counts():
+    assert columns.parts(array("I", [7, 8, 9]), [1, 0, 2]) == [array("I", [7]), array("I"), array("I", [8, 9])]
+    assert columns.parts(array("I"), []) == []
+
+
 def test_an_empty_column_says_0_for_all_and_another_length_is_refused():
     assert columns.column_of(b"", "asks", 3) == array("I", [0, 0, 0])
     with pytest.raises(InvalidArgument, match="column asks has 1 entries, and 2 are needed"):

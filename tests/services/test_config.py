@@ -129,6 +129,7 @@ def test_pools_of_impossible_size(value: str) -> None:
         ("log_level", "loud"),
         ("log_format", "xml"),
         ("weights_dtype", "int3"),
+        ("activations_dtype", "int4"),
         ("kv_cache_memory", "much"),
         ("kv_cache_memory", "0"),
         ("max_batched_tokens", "0"),

@@ -59,6 +59,20 @@ def test_other_attention_promises_nothing(backend: str, capsys: pytest.CaptureFi
         set_up_model(settings(attention_backend=backend, deterministic=True))
 
 
+@needs_kernels
+@pytest.mark.parametrize(("given", "expected"), [("auto", "float32"), ("float32", "float32"), ("int8", "int8")])
+def test_a_start_says_what_activations_are(given: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    setup = set_up_model(settings(activations_dtype=given))
+    assert setup.describe("p").activations_dtype == expected
+    assert f", weights float32, activations {expected}, K/V float32, " in capsys.readouterr().err
+
+
+@needs_kernels
+def test_activations_that_cannot_be_rounded_end_the_start() -> None:
+    with pytest.raises(StartupError, match=r"^Activations of type int8 need weights in 8 or 4 bits, and here"):
+        set_up_model(settings(weights_dtype="float32", activations_dtype="int8"))
+
+
 def test_plain_torch_cannot_start_deterministic() -> None:
     sentence = (
         "^--deterministic cannot be promised: the model runs in plain torch on cpu, whose sums depend on the size"

@@ -12,6 +12,7 @@ from octavo.runner.v1 import model_runner_pb2 as pb
 from model_runner.engine import Engine
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import Limits
+from services.form_compiler import FormCompiler
 from services.runner_service import LONG_TEXT, ModelRunnerServicer, ServedModel
 from services.streams import Streams
 
@@ -34,14 +35,15 @@ class HeldTokenizer:
             assert self.let_go.wait(PATIENCE_SECONDS)
         return [len(text)]
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str:
+    def render_chat(self, messages: list[dict[str, str]], **options: object) -> str:
         return "".join(each["content"] for each in messages)
 
 
 def servicer_with(tokenizer: HeldTokenizer) -> ModelRunnerServicer:
     servicer = ModelRunnerServicer(Streams(asyncio.get_running_loop()))
     limits = Limits(vocab_size=100, max_sequence_tokens=1_000_000)
-    servicer.served = ServedModel(cast(Engine, None), cast(Tokenizer, tokenizer), limits, pb.GetModelResponse())
+    engine, forms = cast(Engine, None), cast(FormCompiler, None)
+    servicer.served = ServedModel(engine, cast(Tokenizer, tokenizer), limits, pb.GetModelResponse(), forms)
     return servicer
 
 

@@ -19,7 +19,7 @@ from model_runner.request import (
     Retention,
     SamplingParams,
 )
-from services.client import generate_request
+from services.client_request import generate_request
 from services.errors import to_status
 from services.runner_errors import runner_failure
 from services.runner_wire import field_path, read_chunk, read_request, write_chunk
@@ -120,6 +120,7 @@ def test_what_no_message_can_carry(options: dict[str, object]) -> None:
         (FailureKind.NAME_TAKEN, grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
         (FailureKind.REQUEST, grpc.StatusCode.INVALID_ARGUMENT, "REFUSED_BY_KV_MANAGER"),
         (FailureKind.PINS_EXHAUSTED, grpc.StatusCode.RESOURCE_EXHAUSTED, "PINS_EXHAUSTED"),
+        (FailureKind.FORM, grpc.StatusCode.INVALID_ARGUMENT, "FORM_STUCK"),
     ],
 )
 def test_each_failure_has_a_status_and_a_reason(kind: FailureKind, code: grpc.StatusCode, reason: str) -> None:

@@ -15,8 +15,10 @@
 #endif
 
 #include "attention_plan.h"
+#include "instruction_sets.h"
 #include "kernels.h"
 #include "matrix.h"
+#include "memory.h"
 #include "model.h"
 #include "pool.h"
 #include "sampling.h"
@@ -26,32 +28,6 @@ namespace {
 using namespace octavo;
 
 thread_local std::string last_error;
-
-bool has_avx2() {
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-#else
-    return false;
-#endif
-}
-
-bool has_avx512() {
-#if defined(__x86_64__)
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#else
-    return false;
-#endif
-}
-
-std::vector<const Kernels*> usable_kernels() {
-    std::vector<const Kernels*> usable;
-    if (avx512_kernels() != nullptr && has_avx512()) usable.push_back(avx512_kernels());
-    if (avx2_kernels() != nullptr && has_avx2()) usable.push_back(avx2_kernels());
-    if (neon_kernels() != nullptr) usable.push_back(neon_kernels());
-    usable.push_back(scalar_kernels());
-    return usable;
-}
 
 // What all calls share. One call at a time: the pool runs one job at a time.
 struct Library {
@@ -141,15 +117,16 @@ int octavo_probe_read(const float* from, int64_t size) {
     });
 }
 
-void* octavo_matrix_new(int32_t form, int64_t outputs, int64_t inputs) {
+void* octavo_matrix_new(int32_t form, int32_t activations, int64_t outputs, int64_t inputs) {
     return guarded(nullptr, [&](Library& shared) -> void* {
         const auto known = static_cast<Form>(form);
-        const bool is_known = form >= 0 && form <= static_cast<int32_t>(Form::int4);
+        const bool is_known = form >= 0 && form <= static_cast<int32_t>(Form::int4) &&
+                              (activations == 0 || activations == static_cast<int32_t>(Activations::int8));
         if (!is_known || outputs < 1 || inputs < 1 || !form_fits(known, inputs)) {
             throw std::invalid_argument("a matrix of form " + std::to_string(form) + " cannot have " +
                                         std::to_string(inputs) + " inputs");
         }
-        return new Matrix(*shared.kernels, known, outputs, inputs);
+        return new Matrix(*shared.kernels, known, static_cast<Activations>(activations), outputs, inputs);
     });
 }
 

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "matrix.h"
+#include "memory.h"
 #include "numbers.h"
 
 namespace octavo {

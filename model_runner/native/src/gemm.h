@@ -1,18 +1,4 @@
-// Products with packed weights. Included into an instruction set's namespace, after tile.h.
-
-constexpr int64_t kPanel = kPanelVecs * kLanes;
-
-// Inputs that are decoded at a time when many rows share them: few enough that they stay in the first cache.
-constexpr int64_t kDecodedInputs = 128;
-
-// Weights that few rows use come from memory: what lies this many bytes further on is fetched meanwhile. The hardware
-// does so too, but not across pages of 4 KiB.
-constexpr int64_t kAhead = 4096;
-
-template <int64_t ahead>
-inline void fetch_ahead(const void* from) {
-    if constexpr (ahead > 0) fetch(static_cast<const uint8_t*>(from) + ahead);
-}
+// Products with packed weights in float32. Included into an instruction set's namespace, after panels.h.
 
 // One panel, or two neighbours, of each form; each read fetches what is `ahead` bytes away. See Packed for the layout.
 template <int64_t ahead>
@@ -134,7 +120,7 @@ struct Int4Panels {
         }
         template <int index>
         Vec get(const Scales<vecs>& scales, int vec) const {
-            return fma(half_byte<index>(bits[vec]), scales.scale[vec], scales.offset[vec]);
+            return fma(half_byte<index % 4 * 2 + index / 4>(bits[vec]), scales.scale[vec], scales.offset[vec]);
         }
     };
 };
@@ -159,17 +145,6 @@ inline void decode(const Panels& panel, int64_t first, int64_t last, float* to, 
     }
 }
 
-// Calls work(first, count) for blocks of at most `most` rows, about equal ones: a block of one row at the end would
-// read the weights again for an eighth of the work.
-template <class Work>
-inline void for_row_blocks(int64_t rows, int64_t most, const Work& work) {
-    const int64_t blocks = (rows + most - 1) / most;
-    for (int64_t block = 0; block < blocks; ++block) {
-        const int64_t first = rows * block / blocks;
-        work(first, rows * (block + 1) / blocks - first);
-    }
-}
-
 struct Product {
     const float* x;
     int64_t x_stride;
@@ -182,14 +157,6 @@ struct Product {
 struct Overhang {
     float values[kMaxRows * 2 * kPanel];
 };
-
-// Writes what fits of a block's results.
-inline void copy_results(const Product& p, int64_t first_row, int64_t rows, int64_t column, int64_t columns,
-                         const float* from, int64_t stride) {
-    for (int64_t row = 0; row < rows; ++row) {
-        std::memcpy(p.y + (first_row + row) * p.y_stride + column, from + row * stride, columns * sizeof(float));
-    }
-}
 
 // Weights decoded as they are used. `panels` neighbours at once: one panel's chains are too few to keep the units busy
 // with a row or two.
@@ -204,7 +171,7 @@ inline void multiply(const Panels& b, int64_t depth, const Product& p, int64_t c
         Overhang out;
         const int64_t stride = panels * kPanel;
         tile<Panels, max_rows, panels * kPanelVecs>(rows, x, p.x_stride, b, depth, out.values, stride, false);
-        copy_results(p, first, rows, column, columns, out.values, stride);
+        copy_rows(rows, columns, out.values, stride, p.y + first * p.y_stride + column, p.y_stride);
     });
 }
 
@@ -246,7 +213,7 @@ inline void multiply_decoded(const Panels& b, int64_t depth, const Product& p, i
                                                      fits ? p.y_stride : kPanel, k > 0);
         });
     }
-    if (!fits) copy_results(p, 0, p.rows, column, columns, edge, kPanel);
+    if (!fits) copy_rows(p.rows, columns, edge, kPanel, p.y + column, p.y_stride);
 }
 
 // decode_rows: from this many rows on, decoding once for all is faster than for each block of rows. In float32 that is
@@ -273,8 +240,6 @@ inline void multiply_panels(const Packed& w, const Product& p, int64_t first, in
     }
 }
 
-// Rows at most in a call: the overhang of a decoded panel takes them all.
-constexpr int64_t kGemmRows = 128;
 constexpr int64_t kGemmScratch = (kDecodedInputs + kGemmRows) * kPanel;
 // With 32 registers two panels go with up to 4 rows, with 16 registers up to 2; scales take more of them.
 constexpr bool kManyRegisters = kRegisters >= 32;

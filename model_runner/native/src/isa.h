@@ -15,7 +15,11 @@ inline float number(uint16_t value) { return from_bf16(value); }
 
 #include "tile.h"
 
+#include "panels.h"
+
 #include "gemm.h"
+
+#include "integers.h"
 
 #include "rowwise.h"
 
@@ -28,7 +32,8 @@ inline float number(uint16_t value) { return from_bf16(value); }
 constexpr Kernels table(const char* name) {
     return {name,     kPanel,           kGemmScratch, gemm,          state_floats, attention_scratch, attend,
             finish_attention, rms_norm, add_to,       silu_multiply, rotate,       weigh,
-            keep,             buckets_of, largest_of, 2 * kLanes * kProbeChains, multiply_add_probe, read_probe};
+            keep,             buckets_of, largest_of, 2 * kLanes * kProbeChains, multiply_add_probe, read_probe,
+            integer_table()};
 }
 
 }  // namespace octavo::OCTAVO_ISA

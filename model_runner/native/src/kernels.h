@@ -5,8 +5,12 @@
 
 namespace octavo {
 
-// How a matrix is held. All products and sums are float32, whatever the form.
+// How a matrix is held.
 enum class Form : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, int4 = 3 };
+
+// What the rows are that int8 and int4 matrices are multiplied with: float32 as they come, with products in float32, or
+// rounded to 8 bits in groups of kGroup inputs, with products of whole numbers. Other matrices always take float32.
+enum class Activations : int32_t { float32 = 0, int8 = 1 };
 
 // Along the inputs, this many weights of an int8 or int4 matrix share a scale (and an offset).
 constexpr int64_t kGroup = 32;
@@ -15,11 +19,14 @@ constexpr int64_t kGroup = 32;
 // each input (of f32), pair (bf16) or group (int8, int4) the weights of all outputs lie together:
 //   float32   float[panel] for each input
 //   bfloat16  uint32[panel] for each two inputs, the first one in the low half
-//   int8      half scale[panel], then int8[panel] for each of 32 inputs
-//   int4      half scale[panel], half offset[panel], then uint32[panel] for each 8 of 32 inputs, lowest bits first
+//   int8      half scale[panel], then int8[panel] for each of 32 inputs; with int8 activations then uint8[panel][4] for
+//             each 4 inputs, to which IntegerKernels::bias is added
+//   int4      half scale[panel], half offset[panel], then uint32[panel] for each 8 of 32 inputs: the first four in the
+//             low halves of its bytes, the others in the high ones
 // Outputs beyond the last are 0.
 struct Packed {
     Form form;
+    Activations activations;
     int64_t outputs;
     int64_t inputs;
     int64_t panel_bytes;
@@ -80,6 +87,26 @@ struct Weighing {
 // Tokens are sorted by likelihood into so many buckets, the likeliest into the first.
 constexpr int32_t kBuckets = 2048;
 constexpr double kBucketsPerPower = 32;
+// 32 inputs of a row as whole numbers from -127 to 127; x is about scale * number.
+struct RoundedGroup {
+    int8_t numbers[kGroup];
+    float scale;
+    float sum;      // scale * the sum of numbers
+    int32_t start;  // what a sum of products with int8 weights begins with: -bias * the sum of numbers
+};
+
+// Products with rows rounded to 8 bits. These are exact for each group of inputs; groups are added up in their order in
+// float32, whatever the number of rows.
+struct IntegerKernels {
+    int32_t bias;
+    int64_t scratch;  // floats
+
+    // The scale is the largest number of a group over 127. A NaN or an infinity makes its group's scale NaN.
+    void (*round_row)(const float* x, int64_t inputs, RoundedGroup* to);
+    // As Kernels::gemm; x_stride: groups.
+    void (*multiply)(const Packed& weights, const RoundedGroup* x, int64_t x_stride, int64_t rows, float* y,
+                     int64_t y_stride, int64_t first_panel, int64_t last_panel, float* scratch);
+};
 
 struct Kernels {
     const char* name;
@@ -118,12 +145,19 @@ struct Kernels {
     int64_t probe_flops;  // of one turn
     float (*multiply_add_probe)(int64_t turns);
     float (*read_probe)(const float* from, int64_t size);
+
+    IntegerKernels integers;
 };
 
-// In the order of preference; each is null on a machine or in a build that cannot have it.
+// Each is null on a machine or in a build that cannot have it.
 const Kernels* avx512_kernels();
 const Kernels* avx2_kernels();
 const Kernels* neon_kernels();
 const Kernels* scalar_kernels();
+
+// For instruction sets that only add products of bytes to one of those: the rest is its kernels'.
+const IntegerKernels* avx512vnni_integers();
+const IntegerKernels* avx2vnni_integers();
+const IntegerKernels* neondot_integers();
 
 }  // namespace octavo

@@ -3,9 +3,8 @@
 // Compiled with flags of its own; without them, as on other processors, there is nothing here.
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
-#include "simd_avx2.h"
-
 #define OCTAVO_ISA avx2
+#include "simd_avx2.h"
 #include "isa.h"
 
 const octavo::Kernels* octavo::avx2_kernels() {

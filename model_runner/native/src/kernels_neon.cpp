@@ -2,9 +2,8 @@
 
 #if defined(__aarch64__)
 
-#include "simd_neon.h"
-
 #define OCTAVO_ISA neon
+#include "simd_neon.h"
 #include "isa.h"
 
 const octavo::Kernels* octavo::neon_kernels() {

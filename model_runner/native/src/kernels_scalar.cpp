@@ -1,6 +1,5 @@
-#include "simd_scalar.h"
-
 #define OCTAVO_ISA scalar
+#include "simd_scalar.h"
 #include "isa.h"
 
 const octavo::Kernels* octavo::scalar_kernels() {

@@ -2,25 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <new>
-
-#include <sys/mman.h>
 
 #include "numbers.h"
 
 namespace octavo {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kLine = 64;
-
 // Rows that one thread packs at a time.
 constexpr int64_t kFillRows = 16;
 // Rows that are multiplied together by one thread: their inputs stay in its second cache.
 constexpr int64_t kUnitRows = 128;
+// Rows that one thread rounds at a time; waking another does not pay for fewer.
+constexpr int64_t kRoundedRows = 8;
 // Units for each thread: enough that none waits long for the last one.
 constexpr int64_t kUnitsPerThread = 8;
 
@@ -45,6 +38,9 @@ uint16_t to_half(float value) {
     }
     return static_cast<uint16_t>(sign | (((magnitude + 0xFFF + (magnitude >> 13 & 1)) >> 13) - (112 << 10)));
 }
+
+// Where one of 8 numbers of 4 bits is in their word.
+int64_t nibble_shift(int64_t index) { return 8 * (index % 4) + 4 * (index / 4); }
 
 struct Group {
     int8_t numbers[kGroup];
@@ -74,60 +70,22 @@ Group quantize(const float* weights, Form form) {
 
 }  // namespace
 
-void want_huge_pages(void* memory, size_t bytes) {
-#if defined(MADV_HUGEPAGE)
-    // Both ends stay in small pages: a huge one that is mostly empty would be memory taken for nothing.
-    const auto begin = reinterpret_cast<uintptr_t>(memory);
-    const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
-    const uintptr_t last = (begin + bytes) / kHugePage * kHugePage;
-    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#endif
-}
-
-Buffer::Buffer(size_t bytes) : data_(nullptr), bytes_(bytes) {
-    if (bytes < kHugePage) {
-        void* memory = nullptr;
-        if (posix_memalign(&memory, kLine, std::max<size_t>(bytes, 1)) != 0) throw std::bad_alloc();
-        data_ = static_cast<uint8_t*>(std::memset(memory, 0, bytes));
-        return;
-    }
-    // Not from the heap, where what is freed between large pieces that stay is never given back. One huge page more
-    // than is wanted has room for it on a huge page's boundary; what is not written takes no memory.
-    void* memory = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    mapped_ = memory;
-    data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage);
-    want_huge_pages(data_, bytes);
-}
-
-Buffer::~Buffer() {
-    if (mapped_ != nullptr) {
-        munmap(mapped_, bytes_ + kHugePage);
-    } else {
-        std::free(data_);
-    }
-}
-
-float* thread_scratch(int64_t floats) {
-    thread_local std::unique_ptr<Buffer> buffer;
-    const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
-    if (!buffer || buffer->bytes() < bytes) buffer = std::make_unique<Buffer>(bytes);
-    return reinterpret_cast<float*>(buffer->data());
-}
+bool is_grouped(Form form) { return form == Form::int8 || form == Form::int4; }
 
 bool form_fits(Form form, int64_t inputs) {
     return form == Form::float32 || inputs % (form == Form::bfloat16 ? 2 : kGroup) == 0;
 }
 
-Matrix::Matrix(const Kernels& kernels, Form form, int64_t outputs, int64_t inputs)
+Matrix::Matrix(const Kernels& kernels, Form form, Activations activations, int64_t outputs, int64_t inputs)
     : kernels_(kernels),
-      packed_{form, outputs, inputs, bytes_per_panel(form, kernels.panel, inputs), nullptr},
-      buffer_(static_cast<size_t>(packed_.panel_bytes * ((outputs + kernels.panel - 1) / kernels.panel))) {
-    packed_.data = buffer_.data();
+      packed_{form,   is_grouped(form) ? activations : Activations::float32,      outputs,
+              inputs, bytes_per_panel(form, kernels.panel, inputs), nullptr},
+      memory_(weight_memory(static_cast<size_t>(packed_.panel_bytes * ((outputs + kernels.panel - 1) / kernels.panel)))) {
+    packed_.data = memory_.data;
 }
 
 uint8_t* Matrix::panel_of(int64_t output) const {
-    return buffer_.data() + output / kernels_.panel * packed_.panel_bytes;
+    return memory_.data + output / kernels_.panel * packed_.panel_bytes;
 }
 
 void Matrix::fill(Pool& pool, int64_t first, int64_t count, const float* weights) {
@@ -179,15 +137,24 @@ void Matrix::put_group(int64_t output, int64_t group, const int8_t* numbers, uin
     uint8_t* at = panel_of(output) + packed_.panel_bytes / (packed_.inputs / kGroup) * group;
     reinterpret_cast<uint16_t*>(at)[lane] = scale;
     if (packed_.form == Form::int8) {
-        for (int64_t k = 0; k < kGroup; ++k) at[width * 2 + k * width + lane] = static_cast<uint8_t>(numbers[k]);
+        const int32_t bias = packed_.activations == Activations::int8 ? kernels_.integers.bias : 0;
+        for (int64_t k = 0; k < kGroup; ++k) at[byte_of(k, lane)] = static_cast<uint8_t>(numbers[k] + bias);
         return;
     }
     reinterpret_cast<uint16_t*>(at)[width + lane] = offset;
     for (int64_t k = 0; k < kGroup; k += 8) {
         uint32_t word = 0;
-        for (int64_t index = 0; index < 8; ++index) word |= static_cast<uint32_t>(numbers[k + index] & 15) << 4 * index;
+        for (int64_t index = 0; index < 8; ++index) {
+            word |= static_cast<uint32_t>(numbers[k + index] & 15) << nibble_shift(index);
+        }
         reinterpret_cast<uint32_t*>(at + width * 4)[k / 8 * width + lane] = word;
     }
+}
+
+int64_t Matrix::byte_of(int64_t k, int64_t lane) const {
+    const int64_t width = kernels_.panel, numbers = width * 2;
+    if (packed_.activations == Activations::int8) return numbers + (k / 4 * width + lane) * 4 + k % 4;
+    return numbers + k * width + lane;
 }
 
 void Matrix::row(int64_t output, float* to) const {
@@ -203,26 +170,61 @@ void Matrix::row(int64_t output, float* to) const {
             const uint8_t* at = panel + packed_.panel_bytes / (packed_.inputs / kGroup) * (k / kGroup);
             const float scale = from_half(reinterpret_cast<const uint16_t*>(at)[lane]);
             if (packed_.form == Form::int8) {
-                to[k] = scale * static_cast<int8_t>(at[width * 2 + k % kGroup * width + lane]);
+                const int32_t bias = packed_.activations == Activations::int8 ? kernels_.integers.bias : 0;
+                to[k] = scale * static_cast<float>(static_cast<int8_t>(at[byte_of(k % kGroup, lane)] - bias));
             } else {
                 const uint32_t word = reinterpret_cast<const uint32_t*>(at + width * 4)[k % kGroup / 8 * width + lane];
                 const float offset = from_half(reinterpret_cast<const uint16_t*>(at)[width + lane]);
-                to[k] = std::fma(scale, static_cast<float>(word >> 4 * (k % 8) & 15), offset);
+                to[k] = std::fma(scale, static_cast<float>(word >> nibble_shift(k % 8) & 15), offset);
             }
         }
     }
 }
 
-void Matrix::multiply(Pool& pool, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride) const {
+template <class Work>
+void Matrix::for_units(Pool& pool, int64_t rows, const Work& work) const {
     const int64_t panels = (packed_.outputs + kernels_.panel - 1) / kernels_.panel;
     // An even number, since two panels go together when there are few rows.
     const int64_t step = std::max<int64_t>(2, panels / (pool.threads() * kUnitsPerThread) / 2 * 2);
     const int64_t across = (panels + step - 1) / step, down = (rows + kUnitRows - 1) / kUnitRows;
     pool.run(across * down, [&](int64_t unit) {
         const int64_t first = unit % across * step, row = unit / across * kUnitRows;
-        kernels_.gemm(packed_, x + row * x_stride, x_stride, std::min(kUnitRows, rows - row), y + row * y_stride,
-                      y_stride, first, std::min(panels, first + step), thread_scratch(kernels_.gemm_scratch));
+        work(row, std::min(kUnitRows, rows - row), first, std::min(panels, first + step));
     });
+}
+
+void Matrix::multiply(Pool& pool, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride) const {
+    if (packed_.activations == Activations::float32) {
+        for_units(pool, rows, [&](int64_t row, int64_t count, int64_t first, int64_t last) {
+            kernels_.gemm(packed_, x + row * x_stride, x_stride, count, y + row * y_stride, y_stride, first, last,
+                          thread_scratch(kernels_.gemm_scratch));
+        });
+        return;
+    }
+    const RoundedGroup* groups = rounded(pool, x, x_stride, rows);
+    const int64_t stride = packed_.inputs / kGroup;
+    for_units(pool, rows, [&](int64_t row, int64_t count, int64_t first, int64_t last) {
+        kernels_.integers.multiply(packed_, groups + row * stride, stride, count, y + row * y_stride, y_stride, first,
+                                   last, thread_scratch(kernels_.integers.scratch));
+    });
+}
+
+const RoundedGroup* Matrix::rounded(Pool& pool, const float* x, int64_t x_stride, int64_t rows) const {
+    thread_local Scratch scratch;
+    const int64_t stride = packed_.inputs / kGroup;
+    auto* groups = static_cast<RoundedGroup*>(scratch.room(static_cast<size_t>(rows * stride) * sizeof(RoundedGroup)));
+    const auto round_rows = [&](int64_t unit) {
+        for (int64_t row = unit * kRoundedRows; row < std::min(rows, (unit + 1) * kRoundedRows); ++row) {
+            kernels_.integers.round_row(x + row * x_stride, packed_.inputs, groups + row * stride);
+        }
+    };
+    const int64_t units = (rows + kRoundedRows - 1) / kRoundedRows;
+    if (units > 1) {
+        pool.run(units, round_rows);
+    } else {
+        round_rows(0);
+    }
+    return groups;
 }
 
 }  // namespace octavo

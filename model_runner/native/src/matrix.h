@@ -1,41 +1,19 @@
 // A packed weight matrix that owns its memory.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "kernels.h"
+#include "memory.h"
 #include "pool.h"
 
 namespace octavo {
 
-// Asks the system for huge pages where whole ones fit; to be called before the memory is written.
-void want_huge_pages(void* memory, size_t bytes);
-
-// Memory on a cache line's boundary, in huge pages where the system has them; zero at first.
-class Buffer {
-public:
-    explicit Buffer(size_t bytes);
-    ~Buffer();
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-
-    uint8_t* data() const { return data_; }
-    size_t bytes() const { return bytes_; }
-
-private:
-    uint8_t* data_;
-    size_t bytes_;
-    void* mapped_ = nullptr;  // What the system gave, where it is not from the heap.
-};
-
-// This thread's scratch memory, at least so many floats; what was in it is gone.
-float* thread_scratch(int64_t floats);
-
 class Matrix {
 public:
-    // All weights are 0 until they are filled. It is used by the kernels that it was packed for.
-    Matrix(const Kernels& kernels, Form form, int64_t outputs, int64_t inputs);
+    // All weights are 0 until they are filled. It is used by the kernels that it was packed for. Only int8 and int4
+    // matrices take int8 activations; for others they stay float32.
+    Matrix(const Kernels& kernels, Form form, Activations activations, int64_t outputs, int64_t inputs);
 
     // Rows of float weights [count, inputs] for the outputs from `first` on, rounded to the form.
     void fill(Pool& pool, int64_t first, int64_t count, const float* weights);
@@ -46,23 +24,33 @@ public:
     // The weights of one output, as the products use them.
     void row(int64_t output, float* to) const;
 
-    // y = x * weights^T for rows of x, shared out among the pool's threads.
+    // y = x * weights^T for rows of x, rounded first for int8 activations; shared out among the pool's threads.
     void multiply(Pool& pool, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride) const;
 
     int64_t outputs() const { return packed_.outputs; }
     int64_t inputs() const { return packed_.inputs; }
     Form form() const { return packed_.form; }
-    size_t bytes() const { return buffer_.bytes(); }
+    size_t bytes() const { return memory_.bytes; }
 
 private:
+    // Calls work(first row, rows, first panel, last panel) for every unit of a product.
+    template <class Work>
+    void for_units(Pool& pool, int64_t rows, const Work& work) const;
+    // Rows [rows, groups], on this thread's memory.
+    const RoundedGroup* rounded(Pool& pool, const float* x, int64_t x_stride, int64_t rows) const;
     uint8_t* panel_of(int64_t output) const;
+    // Where an int8 weight is in its group.
+    int64_t byte_of(int64_t k, int64_t lane) const;
     void fill_row(int64_t output, const float* weights);
     void put_group(int64_t output, int64_t group, const int8_t* numbers, uint16_t scale, uint16_t offset);
 
     const Kernels& kernels_;
     Packed packed_;
-    Buffer buffer_;
+    Slice memory_;
 };
+
+// Whether weights are whole numbers in groups, with scales.
+bool is_grouped(Form form);
 
 // Whether a matrix with so many inputs can have this form.
 bool form_fits(Form form, int64_t inputs);

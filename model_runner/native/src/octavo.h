@@ -28,8 +28,8 @@ OCTAVO_API int64_t octavo_probe_multiply_add(int64_t turns);
 // Reads floats from memory, shared out among the threads; size: a multiple of 1 MiB in floats.
 OCTAVO_API int octavo_probe_read(const float* from, int64_t size);
 
-// Weights [outputs, inputs] in one of the forms of kernels.h.
-OCTAVO_API void* octavo_matrix_new(int32_t form, int64_t outputs, int64_t inputs);
+// Weights [outputs, inputs] in one of the forms of kernels.h, for one of the kinds of activations there.
+OCTAVO_API void* octavo_matrix_new(int32_t form, int32_t activations, int64_t outputs, int64_t inputs);
 OCTAVO_API void octavo_matrix_free(void* matrix);
 OCTAVO_API int64_t octavo_matrix_bytes(const void* matrix);
 // weights: float [count, inputs], for outputs from `first` on.

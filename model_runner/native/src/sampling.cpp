@@ -86,7 +86,7 @@ public:
             const auto needed = static_cast<int64_t>(std::ceil(top_p * static_cast<double>(total_)));
             cut = nucleus(kernels_, logits_, weights_, size_, by_, std::min(needed, total_), room().nucleus);
         }
-        const float above = std::nextafterf(cut.logit, std::numeric_limits<float>::infinity());
+        const float above = std::nextafter(cut.logit, std::numeric_limits<float>::infinity());
         for_stretches([&](int64_t start, int64_t end) {
             // Of the cut's equals, those beyond it don't stay.
             const int64_t beyond = std::clamp(cut.token, start - 1, end - 1) + 1;

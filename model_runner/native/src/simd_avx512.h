@@ -1,11 +1,12 @@
-// AVX-512 (F, BW, DQ, VL): 16 lanes, 32 registers.
+// AVX-512 (F, BW, DQ, VL), and VNNI where it is compiled for it: 16 lanes, 32 registers.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
-namespace octavo::avx512 {
+namespace octavo::OCTAVO_ISA {
 
 using Vec = __m512;
 using Bits = __m512i;
@@ -13,6 +14,7 @@ constexpr int kLanes = 16;
 constexpr int kRegisters = 32;
 constexpr int kPanelVecs = 3;
 constexpr int kMaxRows = 8;
+constexpr int kDotRows = 4;
 
 inline Vec load(const float* from) { return _mm512_loadu_ps(from); }
 inline void store(float* to, Vec value) { _mm512_storeu_ps(to, value); }
@@ -57,4 +59,43 @@ inline Vec half_byte(Bits bits) {
     return _mm512_permutexvar_ps(_mm512_srli_epi32(bits, 4 * index), table);
 }
 
-}  // namespace octavo::avx512
+inline Vec absolute(Vec value) { return _mm512_abs_ps(value); }
+// Of whole numbers from -127 to 127.
+inline void store_int8(int8_t* to, Vec whole) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(whole)));
+}
+inline void store_bits(uint32_t* to, Bits bits) { _mm512_storeu_si512(to, bits); }
+inline Bits all_ints(int32_t value) { return _mm512_set1_epi32(value); }
+inline Bits add_ints(Bits a, Bits b) { return _mm512_add_epi32(a, b); }
+inline Vec to_floats(Bits ints) { return _mm512_cvtepi32_ps(ints); }
+// The same four bytes in each lane.
+inline Bits four_bytes(const int8_t* from) {
+    int32_t word;
+    std::memcpy(&word, from, sizeof word);
+    return _mm512_set1_epi32(word);
+}
+inline Bits low_nibbles(Bits bits) { return _mm512_and_si512(bits, _mm512_set1_epi8(15)); }
+inline Bits high_nibbles(Bits bits) { return low_nibbles(_mm512_srli_epi16(bits, 4)); }
+
+// Bytes of int8 weights are unsigned: this is added to them.
+constexpr int32_t kBias = 128;
+
+#if defined(__AVX512VNNI__)
+// Sums of a group's products, four to a lane: w from 0 to 15 (nibbles) or to 255, x from -127 to 127.
+template <bool nibbles>
+struct Sums {
+    Bits sum;
+    void start(int32_t value) { sum = all_ints(nibbles ? 0 : value); }
+    void add(Bits w, Bits x) { sum = _mm512_dpbusd_epi32(sum, w, x); }
+    Bits total() const { return sum; }
+};
+#else
+inline Bits add_shorts(Bits a, Bits b) { return _mm512_add_epi16(a, b); }
+inline Bits multiply_pairs(Bits w, Bits x) { return _mm512_maddubs_epi16(w, x); }
+inline Bits sum_pairs(Bits shorts) { return _mm512_madd_epi16(shorts, _mm512_set1_epi16(1)); }
+template <int by>
+inline Bits shift_ints(Bits ints) { return _mm512_slli_epi32(ints, by); }
+#include "dots_maddubs.h"
+#endif
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,4 +1,4 @@
-// NEON, which every 64-bit ARM has: 4 lanes, 32 registers.
+// NEON, which every 64-bit ARM has, and its dot products where it is compiled for them: 4 lanes, 32 registers.
 #pragma once
 
 #include <arm_neon.h>
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace octavo::neon {
+namespace octavo::OCTAVO_ISA {
 
 using Vec = float32x4_t;
 using Bits = uint32x4_t;
@@ -14,6 +14,7 @@ constexpr int kLanes = 4;
 constexpr int kRegisters = 32;
 constexpr int kPanelVecs = 3;
 constexpr int kMaxRows = 8;
+constexpr int kDotRows = 4;
 
 inline Vec load(const float* from) { return vld1q_f32(from); }
 inline void store(float* to, Vec value) { vst1q_f32(to, value); }
@@ -55,4 +56,48 @@ inline Vec half_byte(Bits bits) {
     return vcvtq_f32_u32(vandq_u32(bits, vdupq_n_u32(15)));
 }
 
-}  // namespace octavo::neon
+inline Vec absolute(Vec value) { return vabsq_f32(value); }
+// Of whole numbers from -127 to 127.
+inline void store_int8(int8_t* to, Vec whole) {
+    const int16x4_t shorts = vqmovn_s32(vcvtq_s32_f32(whole));
+    const int8x8_t bytes = vqmovn_s16(vcombine_s16(shorts, shorts));
+    std::memcpy(to, &bytes, 4);
+}
+inline void store_bits(uint32_t* to, Bits bits) { vst1q_u32(to, bits); }
+inline Vec to_floats(Bits ints) { return vcvtq_f32_s32(vreinterpretq_s32_u32(ints)); }
+// The same four bytes in each lane.
+inline Bits four_bytes(const int8_t* from) {
+    uint32_t word;
+    std::memcpy(&word, from, sizeof word);
+    return vdupq_n_u32(word);
+}
+inline Bits low_nibbles(Bits bits) { return vandq_u32(bits, vdupq_n_u32(0x0F0F0F0Fu)); }
+inline Bits high_nibbles(Bits bits) { return low_nibbles(vshrq_n_u32(bits, 4)); }
+
+// Bytes of int8 weights are signed: nothing is added to them.
+constexpr int32_t kBias = 0;
+
+// Sums of a group's products, four to a lane: w and x from -128 to 127.
+#if defined(__ARM_FEATURE_DOTPROD)
+template <bool nibbles>
+struct Sums {
+    int32x4_t sum;
+    void start(int32_t) { sum = vdupq_n_s32(0); }
+    void add(Bits w, Bits x) { sum = vdotq_s32(sum, vreinterpretq_s8_u32(w), vreinterpretq_s8_u32(x)); }
+    Bits total() const { return vreinterpretq_u32_s32(sum); }
+};
+#else
+template <bool nibbles>
+struct Sums {
+    int32x4_t low, high;  // of lanes 0 and 1, and of 2 and 3, two sums for each
+    void start(int32_t) { low = high = vdupq_n_s32(0); }
+    void add(Bits w, Bits x) {
+        const int8x16_t weights = vreinterpretq_s8_u32(w), numbers = vreinterpretq_s8_u32(x);
+        low = vpadalq_s16(low, vmull_s8(vget_low_s8(weights), vget_low_s8(numbers)));
+        high = vpadalq_s16(high, vmull_high_s8(weights, numbers));
+    }
+    Bits total() const { return vreinterpretq_u32_s32(vpaddq_s32(low, high)); }
+};
+#endif
+
+}  // namespace octavo::OCTAVO_ISA

@@ -7,7 +7,7 @@
 
 #include "numbers.h"
 
-namespace octavo::scalar {
+namespace octavo::OCTAVO_ISA {
 
 using Vec = float __attribute__((vector_size(16)));
 using Bits = uint32_t __attribute__((vector_size(16)));
@@ -15,6 +15,7 @@ constexpr int kLanes = 4;
 constexpr int kRegisters = 16;
 constexpr int kPanelVecs = 2;
 constexpr int kMaxRows = 6;
+constexpr int kDotRows = 2;
 
 inline Vec load(const float* from) {
     Vec value;
@@ -76,4 +77,41 @@ inline Vec half_byte(Bits bits) {
     return Vec{float(part[0]), float(part[1]), float(part[2]), float(part[3])};
 }
 
-}  // namespace octavo::scalar
+inline Vec absolute(Vec value) { return (Vec)((Bits)value & 0x7FFFFFFFu); }
+// Of whole numbers from -127 to 127; NaN must not become one.
+inline void store_int8(int8_t* to, Vec whole) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+        to[lane] = static_cast<int8_t>(whole[lane] == whole[lane] ? whole[lane] : 0.0f);
+    }
+}
+inline void store_bits(uint32_t* to, Bits bits) { std::memcpy(to, &bits, sizeof bits); }
+inline Vec to_floats(Bits ints) {
+    return Vec{float(int32_t(ints[0])), float(int32_t(ints[1])), float(int32_t(ints[2])), float(int32_t(ints[3]))};
+}
+// The same four bytes in each lane.
+inline Bits four_bytes(const int8_t* from) {
+    uint32_t word;
+    std::memcpy(&word, from, sizeof word);
+    return Bits{word, word, word, word};
+}
+inline Bits low_nibbles(Bits bits) { return bits & 0x0F0F0F0Fu; }
+inline Bits high_nibbles(Bits bits) { return low_nibbles(bits >> 4); }
+
+// Bytes of int8 weights are signed: nothing is added to them.
+constexpr int32_t kBias = 0;
+
+// Sums of a group's products, four to a lane: w and x from -128 to 127.
+template <bool nibbles>
+struct Sums {
+    Bits sum;
+    void start(int32_t) { sum = Bits{}; }
+    void add(Bits w, Bits x) {
+        int8_t weights[sizeof w], numbers[sizeof x];
+        std::memcpy(weights, &w, sizeof w);
+        std::memcpy(numbers, &x, sizeof x);
+        for (int byte = 0; byte < 4 * kLanes; ++byte) sum[byte / 4] += uint32_t(weights[byte] * numbers[byte]);
+    }
+    Bits total() const { return sum; }
+};
+
+}  // namespace octavo::OCTAVO_ISA
