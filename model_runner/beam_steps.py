@@ -52,7 +52,7 @@ class Searcher:
         edited = apply_edits(logits, [sequence.edits(logits.shape[1]) for sequence in live.sequences])
         parents = search.advance(logits, edited, ahead.ends if ahead.is_needed else None)
         outcome.num_tokens += search.num_tokens - already
-        live.output_tokens = search.num_tokens
+        self._progress.count(live, search.num_tokens - already)
         live.forked = True
         self._progress.note_first(live.sequences[0], now)
         if not search.finished and search.is_over and live.constraint is not None:

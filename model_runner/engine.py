@@ -17,10 +17,6 @@ import structlog
 from model_runner.admission import SearchRoom
 from model_runner.books import (
     BOOKS_TROUBLE,
-    INVALID_ARGUMENT,
-    NEVER_FITS,
-    PINS_EXHAUSTED,
-    SEQUENCE_EXISTS,
     BooksRefused,
     BooksTaken,
     KvBooks,
@@ -36,6 +32,7 @@ from model_runner.engine_types import (
     FailureKind,
     StateListener,
 )
+from model_runner.failures import refusal_kind, stop_sentence
 from model_runner.generation import Generation, abort_chunks, describe_stuck
 from model_runner.intake import Intake
 from model_runner.observer import EngineObserver, SilentObserver, StepReport
@@ -58,18 +55,9 @@ HEARTBEAT_SECONDS = 1.0
 STARVED_SECONDS = 0.1
 """Before the first in line is tried again while nothing runs: others hold the blocks of our pool."""
 STALLED_SECONDS = 0.02
-"""Before a step is tried again when all that run must wait for the KV manager's word."""
+"""Before a step is tried again when all that run wait for the KV manager's word."""
 MAX_LOSSES = 3
 """Times in a row that the books may be lost before one step succeeds; then the requests at hand are failed."""
-
-
-_KINDS = {
-    SEQUENCE_EXISTS: FailureKind.NAME_TAKEN,
-    INVALID_ARGUMENT: FailureKind.REQUEST,
-    NEVER_FITS: FailureKind.REQUEST,
-    PINS_EXHAUSTED: FailureKind.PINS_EXHAUSTED,
-}
-"""What a refusal of the KV manager is to the client, by reason; any other is a fault of ours."""
 
 
 class Engine:
@@ -108,7 +96,8 @@ class Engine:
         self._state = EngineState.WAITING_FOR_BOOKS
         self._has_books = False
         self._losses = 0
-        self._intake = Intake(options.max_queued_requests)
+        self._told_tokens = self._told_preemptions = 0
+        self._intake = Intake(options.max_queued_requests, options.max_queued_tokens)
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
     # For callers.
@@ -118,7 +107,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends every live request with ABORT, gives the pool back and ends the thread."""
+        """Ends every live request with a failure, gives the pool back and ends the thread."""
         self._intake.stop()
         if self._thread.is_alive():
             self._thread.join()
@@ -138,9 +127,17 @@ class Engine:
         self._intake.submit(live)
         return live
 
+    def check_room(self, ahead: int) -> None:
+        """Raises QueueFull when there is no room for one more behind `ahead` that are yet to be submitted."""
+        self._intake.check_room(ahead)
+
     def cancel(self, live: LiveRequest) -> None:
         """Ends this request before the next step, and never a later one of the same id."""
         self._intake.cancel(live)
+
+    def throttle(self, live: LiveRequest, paused: bool) -> None:
+        """Pauses a request before the next step, or lets it go on: a paused one gives its blocks back and waits."""
+        self._intake.throttle(live, paused)
 
     def abort(self, request_ids: Sequence[str]) -> tuple[int, int]:
         """Ends requests before the next step. Returns how many were live, and how many unknown."""
@@ -189,7 +186,24 @@ class Engine:
         for live in news.arrived:
             self._scheduler.add(live.sequences[0])
         self._abort_now(news.aborted)
+        for live, paused in news.throttled:
+            self._throttle_now(live, paused)
         return news.stopping
+
+    def _throttle_now(self, live: LiveRequest, paused: bool) -> None:
+        # Between its being asked for and now, the request may have been aborted, or asked for the same twice.
+        if paused == live.paused or not self._intake.is_live(live):
+            return
+        live.paused = paused
+        if not paused:
+            self._scheduler.resume(live.sequences)
+            return
+        live.pauses += 1
+        try:
+            self._scheduler.pause(live.sequences)
+        except BOOKS_TROUBLE as error:
+            # Who else is to pause must not be forgotten for it.
+            self._lose_books(error)
 
     def _wait(self) -> None:
         """Sleeps until something arrives; with a line that nobody serves, only for a moment.
@@ -212,9 +226,15 @@ class Engine:
         try:
             return self._compute()
         finally:
+            self._tell_progress()
             # Last, and also if the step fails: their other choices may be in it.
             for sequence, error in self._scheduler.take_refused():
                 self._refuse(sequence.live, error)
+
+    def _tell_progress(self) -> None:
+        generated, preemptions = self._generation.generated_tokens, self._scheduler.preemptions
+        self._observer.on_progress(generated - self._told_tokens, preemptions - self._told_preemptions)
+        self._told_tokens, self._told_preemptions = generated, preemptions
 
     def _compute(self) -> bool:
         started = time.monotonic()
@@ -245,8 +265,6 @@ class Engine:
                 generated_tokens=outcome.num_tokens,
                 preemptions=plan.preemptions,
                 sequences=len(plan.work),
-                drafted_tokens=outcome.drafted_tokens,
-                accepted_tokens=outcome.accepted_tokens,
             )
         )
         return True
@@ -260,10 +278,11 @@ class Engine:
             # Whatever the books answer: in the end the chunks go out, and before that the ended sequences end.
             always.callback(self._end_stuck, outcome.stuck)
             always.callback(self._deliver, outcome.chunks)
+            always.callback(self._tell_progress)
             always.callback(self._close, outcome.chunks)
             always.callback(self._clock.lap, "sample")
             always.callback(self._finish, outcome.finished)
-            forks = [(parent, _unfinished(children)) for parent, children in outcome.forks]
+            forks = [(parent, [each for each in family if not each.finish_reason]) for parent, family in outcome.forks]
             if forks := [(parent, children) for parent, children in forks if children]:
                 self._scheduler.fork(forks)
             for sequence in mistold:
@@ -279,13 +298,13 @@ class Engine:
         """Forgets the requests whose last chunk is among `chunks`."""
         for chunk in chunks:
             if chunk.usage is not None:
-                self._observer.on_finish(chunk.finish_reason, chunk.usage)
-                self._intake.forget(chunk.request_id)
+                live = self._intake.forget(chunk.request_id)
+                self._observer.on_finish(chunk.finish_reason, chunk.usage, live.request.tenant)
 
     def _note_admissions(self, plan: StepPlan, now: float) -> None:
         for work in plan.work:
             if work.sequence.live.admitted_at is None:
-                work.sequence.live.admitted_at = now
+                self._intake.note_admission(work.sequence.live, now)
 
     # When things go wrong.
 
@@ -342,7 +361,7 @@ class Engine:
     def _refuse(self, live: LiveRequest, error: BooksRefused) -> None:
         """Fails a request that the KV manager refuses, unless another of its choices was refused before."""
         if self._intake.is_live(live):
-            self._fail([live], str(error), _KINDS.get(error.reason, FailureKind.ENGINE))
+            self._fail([live], str(error), refusal_kind(error))
 
     def _end_stuck(self, sequences: Sequence[LiveSequence]) -> None:
         """Fails the requests with a choice whose form can't go on."""
@@ -353,7 +372,7 @@ class Engine:
     def _fail(self, lives: Sequence[LiveRequest], sentence: str, kind: FailureKind) -> None:
         for live in lives:
             self._release(live.sequences)
-            self._observer.on_finish(None, live.usage(time.monotonic()))
+            self._observer.on_finish(None, live.usage(time.monotonic()), live.request.tenant)
             self._intake.forget(live.request.request_id)
         if lives:
             self._deliver([Failure(live.request.request_id, sentence, kind) for live in lives])
@@ -376,7 +395,8 @@ class Engine:
             self._lose_books(error)
 
     def _shut_down(self) -> None:
-        self._abort_now(self._intake.all())
+        for live in self._intake.all():
+            self._fail([live], stop_sentence(live), FailureKind.STOPPING)
         self._books.close()
         self._change_state(EngineState.STOPPED, "stopped")
 
@@ -384,7 +404,3 @@ class Engine:
         if state is not self._state:
             self._state = state
             self._on_state(state, sentence)
-
-
-def _unfinished(sequences: Sequence[LiveSequence]) -> list[LiveSequence]:
-    return [sequence for sequence in sequences if sequence.finish_reason is None]

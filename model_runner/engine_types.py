@@ -20,7 +20,11 @@ class DuplicateRequest(Exception):
 
 
 class QueueFull(Exception):
-    """Too many requests wait."""
+    """Too much waits already; in retry_seconds the line will have moved by about one request."""
+
+    def __init__(self, sentence: str, retry_seconds: float) -> None:
+        super().__init__(sentence)
+        self.retry_seconds = retry_seconds
 
 
 class EngineStopped(Exception):
@@ -44,6 +48,7 @@ class FailureKind(Enum):
     ELSEWHERE = "another server may well serve the request"
     REQUEST = "the KV manager refuses what the request asks for"
     PINS_EXHAUSTED = "as much of the pool is pinned as may be; without its pin the request may be served"
+    STOPPING = "the server stops before the answer is complete; another one may serve the request"
     FORM = "the form that the request asks for cannot go on from the text that was drawn"
     NAME_TAKEN = "the request must take another id: the KV manager has its sequences already"
 
@@ -67,13 +72,17 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """max_sequence_tokens: the longest sequence that model and pool can hold. max_queued_requests may wait."""
+    """max_sequence_tokens: the longest sequence that model and pool can hold.
+
+    max_queued_requests, of max_queued_tokens tokens of prompts, may wait.
+    """
 
     facts: PoolFacts
     limits: SchedulerLimits
     max_sequence_tokens: int
     eos_token_ids: frozenset[int]
     max_queued_requests: int = 1024
+    max_queued_tokens: int = 1 << 22
 
 
 Delivery = Callable[[Sequence[Chunk | Failure]], None]

@@ -43,6 +43,11 @@ class Generation:
         self._progress = Progress(observer)
         self._searcher = Searcher(eos_token_ids, self._progress)
 
+    @property
+    def generated_tokens(self) -> int:
+        """All tokens so far, over all requests."""
+        return self._progress.generated_tokens
+
     def first_sequence(self, live: LiveRequest) -> Sequence:
         """The sequence that computes the prompt; it becomes choice 0, or the first beam."""
         request, prompt_tokens = live.request, len(live.request.prompt_token_ids)
@@ -93,7 +98,7 @@ class Generation:
                 outcome.stuck.append(sequence)
                 continue
             chunk = self._accept(sequence, token_ids[taken], positions[taken], now)
-            outcome.note_draft(len(chunk.token_ids), len(sequence.draft), min(right, len(chunk.token_ids)))
+            outcome.num_tokens += len(chunk.token_ids)
             sequence.draft = ()
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)
@@ -177,7 +182,7 @@ class Generation:
 
     def _take(self, sequence: Sequence, token_id: int, now: float) -> None:
         self._progress.take(sequence, token_id, now)
-        sequence.live.output_tokens += 1
+        self._progress.count(sequence.live, 1)
         if sequence.constraint is not None:
             sequence.constraint.advance(token_id)
 

@@ -29,16 +29,13 @@ class PhaseSeconds:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One engine step. Tokens computed for prompts (recomputed ones included) and generated; and guessed ones, which
-    are drafted, and accepted where they were what was drawn."""
+    """One engine step. Tokens computed for prompts (recomputed ones included) and generated."""
 
     phases: PhaseSeconds
     prefill_tokens: int
     generated_tokens: int
     preemptions: int
     sequences: int
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
 
 
 class EngineObserver(Protocol):
@@ -46,6 +43,10 @@ class EngineObserver(Protocol):
 
     def on_step(self, report: StepReport) -> None:
         """After each step that ran the model."""
+        ...
+
+    def on_progress(self, generated_tokens: int, preemptions: int) -> None:
+        """What has come about since the last call, in steps that failed as well: the sums are those of all usages."""
         ...
 
     def on_first_token(self, seconds: float) -> None:
@@ -56,7 +57,7 @@ class EngineObserver(Protocol):
         """When a choice gets a later token: seconds since its token before (inter-token latency)."""
         ...
 
-    def on_finish(self, reason: FinishReason | None, usage: Usage) -> None:
+    def on_finish(self, reason: FinishReason | None, usage: Usage, tenant: str) -> None:
         """When a request ends; None when it failed. End-to-end seconds are the sum of the usage's times."""
         ...
 
@@ -67,11 +68,14 @@ class SilentObserver:
     def on_step(self, report: StepReport) -> None:
         pass
 
+    def on_progress(self, generated_tokens: int, preemptions: int) -> None:
+        pass
+
     def on_first_token(self, seconds: float) -> None:
         pass
 
     def on_next_token(self, seconds: float) -> None:
         pass
 
-    def on_finish(self, reason: FinishReason | None, usage: Usage) -> None:
+    def on_finish(self, reason: FinishReason | None, usage: Usage, tenant: str) -> None:
         pass

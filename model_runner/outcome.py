@@ -13,7 +13,7 @@ class Outcome:
     """The chunks to deliver, the sequences that are done, and by parent the new children.
 
     stuck: sequences whose form can't go on though it is not complete. num_tokens: all new ones, those of answers that
-    are not delivered too. drafted_tokens were guessed and verified; accepted_tokens of them are among the new ones.
+    are not delivered too.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -21,11 +21,3 @@ class Outcome:
     stuck: list[Sequence] = field(default_factory=list)
     forks: list[tuple[Sequence, list[Sequence]]] = field(default_factory=list)
     num_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-
-    def note_draft(self, tokens: int, drafted: int, accepted: int) -> None:
-        """A sequence has got so many tokens, of which `accepted` are the first of the `drafted` ones."""
-        self.num_tokens += tokens
-        self.drafted_tokens += drafted
-        self.accepted_tokens += accepted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model_runner.observer import EngineObserver
-from model_runner.sequence import Sequence
+from model_runner.sequence import LiveRequest, Sequence
 
 
 class Progress:
@@ -11,6 +11,13 @@ class Progress:
 
     def __init__(self, observer: EngineObserver) -> None:
         self._observer = observer
+        self.generated_tokens = 0
+        """All so far, over all requests."""
+
+    def count(self, live: LiveRequest, tokens: int) -> None:
+        """The request has so many tokens more, those of beams that were dropped among them."""
+        live.output_tokens += tokens
+        self.generated_tokens += tokens
 
     def take(self, sequence: Sequence, token_id: int, now: float) -> None:
         """Appends a new token, which is not yet computed."""

@@ -178,7 +178,10 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost. Times are seconds; queue + prefill + decode = arrival to last token."""
+    """What a request cost. Times are seconds; queue + prefill + decode = arrival to last token.
+
+    Without a first token, the time of the end stands for it. pauses: times that its client had not read enough.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -189,6 +192,7 @@ class Usage:
     decode_seconds: float
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    pauses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +226,4 @@ class RequestView:
     age_seconds: float
     sequence_ids: tuple[str, ...]
     tenant: str = ""
+    paused: bool = False

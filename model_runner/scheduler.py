@@ -97,7 +97,7 @@ class _Tried(Enum):
 class Scheduler:
     """The waiting and the running sequences. `running` is in the order of admission.
 
-    Whoever has a block table is in `running`, everybody else in `waiting`.
+    Whoever has a block table is in `running`, everybody else in `waiting`, unless it is paused.
     """
 
     def __init__(self, books: KvBooks, limits: SchedulerLimits) -> None:
@@ -105,7 +105,10 @@ class Scheduler:
         self._limits = limits
         self.waiting = WaitingLine(limits.policy, limits.block_size)
         self.running: list[Sequence] = []
+        self._paused: dict[int, Sequence] = {}
+        """By the object's id."""
         self._admissions = 0
+        self.preemptions = 0
         self._lengths = OutputLengths()
         self.refused: list[tuple[Sequence, BooksRefused]] = []
         """Sequences that the books won't hold, with the books' sentence, for the engine to take and to fail."""
@@ -170,6 +173,24 @@ class Scheduler:
         if holders:
             self._note_room()
             self._books.free([sequence.update() for sequence in holders])
+
+    def pause(self, sequences: list[Sequence]) -> None:
+        """Takes sequences out of the line, or out of what runs: they give back what they hold until they resume."""
+        holders = _holders(sequences)
+        updates = [sequence.update() for sequence in holders]
+        self._remove(sequences)
+        self._paused.update((id(sequence), sequence) for sequence in sequences)
+        for sequence in holders:
+            sequence.lose_blocks()
+        if holders:
+            self._note_room()
+            self._books.free(updates, preempted=True)
+
+    def resume(self, sequences: list[Sequence]) -> None:
+        """Lines paused sequences up again."""
+        for sequence in sequences:
+            if self._paused.pop(id(sequence), None) is not None:
+                self.waiting.put_back(sequence)
 
     def reset(self) -> None:
         """Every running sequence goes back in line, before those never admitted: the books know none of them."""
@@ -245,6 +266,7 @@ class Scheduler:
         self._books.free([each.update() for each in victims], preempted=True)
         self.running = [each for each in self.running if each not in victims]
         victim.live.preemptions += 1
+        self.preemptions += 1
         plan.preemptions += 1
         self._put_back(victims)
 
@@ -377,6 +399,8 @@ class Scheduler:
             # It may have been the first in line, who held up the others.
             self._note_room()
             self.waiting.remove(gone)
+            for each in gone & self._paused.keys():
+                del self._paused[each]
 
 
 def _holders(sequences: list[Sequence]) -> list[Sequence]:

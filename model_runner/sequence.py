@@ -31,6 +31,9 @@ class LiveRequest:
     preemptions: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    pauses: int = 0
+    paused: bool = False
+    """Its client has not read enough: it holds no blocks and is not in line."""
     sequences: list[Sequence] = field(default_factory=list)
     """The choices that have not finished; until the prompt is computed only the first, which stands for all."""
     forked: bool = False
@@ -112,6 +115,7 @@ class LiveRequest:
             age_seconds=now - self.arrived_at,
             sequence_ids=tuple(holding),
             tenant=self.request.tenant,
+            paused=self.paused,
         )
 
     def usage(self, now: float) -> Usage:
@@ -128,6 +132,7 @@ class LiveRequest:
             decode_seconds=max(0.0, last - first),
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
+            pauses=self.pauses,
         )
 
 

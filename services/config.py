@@ -20,6 +20,7 @@ from services.config_yaml import read_config_file
 from services.errors import StartupError
 from services.grpc_server import ServerTls
 from services.logging import LogFormat, LogLevel
+from services.reader_limits import MAX_UNREAD, SLOW_READER_SECONDS
 
 ENV_PREFIX = "OCTAVO_"
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
@@ -128,7 +129,7 @@ class ProcessSettings(ServerTlsFields):
     log_level: LogLevel = Field("info", description="The least severe log line that is written.")
     log_format: LogFormat = Field("console", description="Log lines for people, or one JSON object each.")
     grace_seconds: float = Field(
-        10, ge=0, le=3600, description="Seconds that calls may go on for after SIGTERM, before they are cancelled."
+        10, ge=0, le=3600, description="Seconds that calls may go on for after SIGTERM, before they are ended."
     )
 
 
@@ -230,6 +231,21 @@ class ModelRunnerSettings(ProcessSettings):
     max_sequences: WholeNumber = Field(64, ge=1, le=1 << 16, description="Sequences that run at a time, at most.")
     max_queued_requests: WholeNumber = Field(
         1024, ge=1, le=1 << 20, description="Requests that wait, at most; more are refused with RESOURCE_EXHAUSTED."
+    )
+    max_queued_tokens: WholeNumber = Field(
+        1 << 22, ge=1, le=1 << 30, description="Prompt tokens of the requests that wait, at most."
+    )
+    max_unread_tokens: WholeNumber = Field(
+        MAX_UNREAD,
+        ge=1,
+        le=1 << 30,
+        description="Tokens of an answer, and log-probabilities, that wait to be read before its request pauses.",
+    )
+    slow_reader_seconds: float = Field(
+        SLOW_READER_SECONDS,
+        gt=0,
+        le=1 << 30,
+        description="Seconds that a client may read nothing for, while there is something to read.",
     )
     lease_blocks: Annotated[int | None, BeforeValidator(parse_number)] = Field(
         None,

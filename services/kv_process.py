@@ -46,9 +46,11 @@ class RunningKvManager:
         return self.endpoint.metrics_address
 
     async def stop(self, grace_seconds: float) -> None:
-        """Says NOT_SERVING, ends the sessions, lets other calls end for `grace_seconds`, and frees the ports."""
-        self.sessions.drain()
-        await self.endpoint.stop(grace_seconds)
+        """Says NOT_SERVING, lets runners and other calls end for `grace_seconds`, and frees the ports."""
+        started = time.monotonic()
+        await self.endpoint.health.stop()
+        await self.sessions.drain(grace_seconds)
+        await self.endpoint.stop(max(0.0, grace_seconds - (time.monotonic() - started)))
 
 
 async def start_kv_manager(settings: KvManagerSettings) -> RunningKvManager:
@@ -99,5 +101,9 @@ async def serve_kv_manager(
         if on_serving is not None:
             on_serving(running)
         await stopped.wait()
-        log.info("kv-manager stops", grace_seconds=settings.grace_seconds)
+        log.info(
+            "kv-manager stops; it waits for the runners to leave",
+            runners=len(running.sessions),
+            grace_seconds=settings.grace_seconds,
+        )
         await running.stop(settings.grace_seconds)

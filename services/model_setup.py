@@ -136,6 +136,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         max_sequence_tokens=longest,
         eos_token_ids=frozenset(config.eos_token_ids) | frozenset(loaded.tokenizer.eos_token_ids),
         max_queued_requests=settings.max_queued_requests,
+        max_queued_tokens=settings.max_queued_tokens,
     )
     return Setup(
         loaded=loaded,

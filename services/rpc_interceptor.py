@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from services.errors import ErrorMapping, abort, failure_of, malformed_failure, 
 
 RPC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600)
 """Upper bounds in seconds: from a verb on the books to a long stream."""
+
+STATUS_SECONDS = 1.0
+"""How long a handler waits until its client has taken the status of a call that fails."""
 
 _MALFORMED = object()
 
@@ -60,11 +64,13 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, verb), parse, serialize)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, verb), parse, serialize)
+            wrap = self._stream if inspect.isasyncgenfunction(handler.unary_stream) else self._unary
+            return grpc.unary_stream_rpc_method_handler(wrap(handler.unary_stream, verb), parse, serialize)
         if handler.stream_unary:
             return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary, verb), parse, serialize)
         return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, verb), parse, serialize)
 
+    # Also for a stream whose handler sends its answers itself.
     def _unary(self, behaviour: Callable[..., Awaitable[Message]], verb: _Verb) -> Callable[..., Awaitable[Message]]:
         async def measured(request: Any, context: grpc.aio.ServicerContext) -> Message:
             async with _Measured(self, verb, context):
@@ -97,8 +103,17 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(error, NotImplementedError) and _name(context.code()) == "UNIMPLEMENTED":
             # What the generated base class does for a verb that the servicer does not have.
             await abort(context, unimplemented_failure(self._domain, verb.method))
+        if context.code():
+            # A status was on its way when the client went; there is nobody to tell another one.
+            raise asyncio.CancelledError from error
         failure = failure_of(error, self._mapping, self._domain, f"{verb.service}/{verb.method}")
-        await abort(context, failure)
+        try:
+            async with asyncio.timeout(STATUS_SECONDS):
+                await abort(context, failure)
+        except TimeoutError:
+            # A client that reads nothing does not take its status either. It is on its way, and grpc.aio, which would
+            # send another one for any other exception, lets go of a handler that is cancelled.
+            raise asyncio.CancelledError from None
 
     def observe(self, verb: _Verb, code: str, seconds: float) -> None:
         """Counts one RPC that ended with the status `code` after so many seconds."""

@@ -9,8 +9,6 @@ from model_runner.engine_types import DuplicateRequest, EngineStopped, QueueFull
 from model_runner.invalid import InvalidRequest
 from services.errors import RUNNER_DOMAIN, RpcFailure
 
-QUEUE_RETRY_SECONDS = 1.0
-"""What RetryInfo advises while the queue is full: some requests will have ended by then."""
 START_RETRY_SECONDS = 0.5
 """What RetryInfo advises while the runner waits for its model or its KV manager."""
 
@@ -39,6 +37,10 @@ class PinsExhausted(Exception):
     """As much of the pool is pinned as may be; the sentence is the KV manager's."""
 
 
+class SlowReader(Exception):
+    """The client has taken nothing of its stream for too long; the sentence says for how long."""
+
+
 class FormStuck(Exception):
     """The form of the answer cannot go on from what was drawn; the sentence says why."""
 
@@ -61,7 +63,9 @@ def runner_failure(error: BaseException) -> RpcFailure | None:
         case DuplicateRequest():
             return _failure(error, grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST")
         case QueueFull():
-            return _failure(error, grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_seconds=QUEUE_RETRY_SECONDS)
+            return _failure(error, grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_seconds=error.retry_seconds)
+        case SlowReader():
+            return _failure(error, grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER")
         case EngineStopped():
             return _failure(error, grpc.StatusCode.UNAVAILABLE, "STOPPING")
         case NotReady():

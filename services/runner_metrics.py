@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from model_runner.observer import PhaseSeconds, StepReport
 from model_runner.request import FinishReason, Usage
+from services.tenant_labels import TenantLabels
 
 # Upper bounds in seconds. The first-token and inter-token ones begin lower than usual in LLM serving, because a small
 # model on a fast device makes a token in a millisecond.
@@ -46,8 +47,15 @@ class RunnerMetrics:
             registry, "prefill_tokens", "Prompt tokens computed, those computed again after a preemption included."
         )
         self._preemptions = _counter(registry, "preemptions", "Requests that gave up their blocks to be computed anew.")
-        self._drafted = _counter(registry, "draft_tokens", "Tokens that were guessed and verified.")
-        self._accepted = _counter(registry, "accepted_draft_tokens", "Guessed tokens that came to be in an answer.")
+        self._pauses = _counter(registry, "pauses", "Times that a request waited for its client to read.")
+        self._drafted = _counter(registry, "draft_tokens", "Tokens guessed and verified, for the requests that ended.")
+        self._accepted = _counter(registry, "accepted_draft_tokens", "Of those, tokens that came to be in an answer.")
+        self._labels = TenantLabels()
+        self._tenant_requests = _counter(registry, "tenant_requests", "Requests that ended, by tenant.", "tenant")
+        self._tenant_prompt = _counter(registry, "tenant_prompt_tokens", "Their prompt tokens, by tenant.", "tenant")
+        self._tenant_generated = _counter(
+            registry, "tenant_generation_tokens", "Tokens generated for them, by tenant.", "tenant"
+        )
         finished = _counter(registry, "requests_finished", "Requests that ended, by reason.", "reason")
         self._finished = {reason: finished.labels(reason) for reason in REASONS}
         self._first_token = _histogram(
@@ -72,14 +80,15 @@ class RunnerMetrics:
         self._phases = {name: phase.labels(name) for name in PhaseSeconds.__slots__}
 
     def on_step(self, report: StepReport) -> None:
-        """Counts the tokens and preemptions of a step and observes its phases."""
+        """Counts the prompt tokens of a step and observes its phases."""
         for name, histogram in self._phases.items():
             histogram.observe(getattr(report.phases, name))
         self._prefilled.inc(report.prefill_tokens)
-        self._generated.inc(report.generated_tokens)
-        self._preemptions.inc(report.preemptions)
-        self._drafted.inc(report.drafted_tokens)
-        self._accepted.inc(report.accepted_tokens)
+
+    def on_progress(self, generated_tokens: int, preemptions: int) -> None:
+        """Counts tokens and preemptions."""
+        self._generated.inc(generated_tokens)
+        self._preemptions.inc(preemptions)
 
     def on_first_token(self, seconds: float) -> None:
         """Observes the time to a request's first token."""
@@ -89,8 +98,15 @@ class RunnerMetrics:
         """Observes the time between two tokens of a choice."""
         self._next_token.observe(seconds)
 
-    def on_finish(self, reason: FinishReason | None, usage: Usage) -> None:
-        """Counts a request that ended, and observes its times."""
+    def on_finish(self, reason: FinishReason | None, usage: Usage, tenant: str) -> None:
+        """Counts a request that ended, for its tenant too, and observes its times."""
+        label = self._labels.label(tenant)
+        self._tenant_requests.labels(label).inc()
+        self._tenant_prompt.labels(label).inc(usage.prompt_tokens)
+        self._tenant_generated.labels(label).inc(usage.output_tokens)
+        self._pauses.inc(usage.pauses)
+        self._drafted.inc(usage.drafted_tokens)
+        self._accepted.inc(usage.accepted_tokens)
         self._finished[reason.value if reason else "error"].inc()
         self._prompt.inc(usage.prompt_tokens)
         self._cached.inc(usage.cached_tokens)

@@ -37,6 +37,9 @@ KIND = ServiceKind(
     "runner_metrics_address",
 )
 
+LAST_WORDS_SECONDS = 1.0
+"""For the status of requests that were ended to get to their clients."""
+
 LATE_SECONDS = 1.0
 """A KV manager that is there answers sooner."""
 
@@ -95,7 +98,8 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
     """
     with stop_signal() as stopped:
         registry = new_registry("model-runner")
-        servicer = ModelRunnerServicer(Streams(asyncio.get_running_loop()))
+        streams = Streams(asyncio.get_running_loop(), settings.max_unread_tokens)
+        servicer = ModelRunnerServicer(streams, settings.slow_reader_seconds)
         add_servicer = partial(model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server, servicer)
         endpoint = await open_endpoint(KIND, settings, registry, add_servicer)
         log.info(
@@ -110,10 +114,19 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
                 await _serve(settings, setup, endpoint, servicer, registry, stopped)
                 grace_seconds = settings.grace_seconds
         finally:
-            await endpoint.stop(grace_seconds)
-            if servicer.served is not None:
-                await asyncio.to_thread(servicer.served.engine.stop)
-                servicer.served.forms.close()
+            await _drain(endpoint, servicer, grace_seconds)
+
+
+async def _drain(endpoint: Endpoint, servicer: ModelRunnerServicer, grace_seconds: float) -> None:
+    """Takes no new requests, lets those that it has end for `grace_seconds`, and then ends them."""
+    servicer.stopping = True
+    await endpoint.health.stop()
+    await servicer.wait_idle(grace_seconds)
+    if servicer.served is not None:
+        await asyncio.to_thread(servicer.served.engine.stop)
+        await asyncio.to_thread(servicer.served.forms.close)
+    # Those that were ended have a status on its way.
+    await endpoint.stop(LAST_WORDS_SECONDS)
 
 
 async def _serve(

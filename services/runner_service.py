@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -14,8 +15,9 @@ import grpc
 from octavo.runner.v1 import model_runner_pb2 as pb
 from octavo.runner.v1 import model_runner_pb2_grpc
 
+from model_runner.constraint import Constraint
 from model_runner.engine import Engine
-from model_runner.engine_types import EngineState
+from model_runner.engine_types import EngineState, EngineStopped
 from model_runner.invalid import InvalidRequest
 from model_runner.request import GenerateRequest
 from model_runner.tokenizer import Tokenizer
@@ -23,7 +25,9 @@ from model_runner.validation import Limits, check_text_size, validate
 from services.bad_words import tokenised_words
 from services.chat import chat_size, read_chat
 from services.form_compiler import FormCompiler, check_form
-from services.runner_errors import NotReady, UnknownModel
+from services.reader_limits import SLOW_READER_SECONDS
+from services.reception import Reception
+from services.runner_errors import NotReady, SlowReader, UnknownModel
 from services.runner_wire import field_path, read_request, write_chunk, write_view
 from services.streams import Streams
 
@@ -53,31 +57,43 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
     `served` is None until the model is loaded. Errors are raised; the server's interceptor makes status codes of them.
     """
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, slow_reader_seconds: float = SLOW_READER_SECONDS) -> None:
+        """slow_reader_seconds: how long a client may take nothing of what is there for it."""
         self.streams = streams
         self.served: ServedModel | None = None
         self.waits_for = "the model to be loaded"
         """What requests are told while they cannot be served."""
+        self.stopping = False
+        """No new requests are taken."""
+        self._slow_reader_seconds = slow_reader_seconds
+        self._reception = Reception()
+        self._in_progress = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-long-texts")
 
-    async def Generate(
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         served = self._ready(request.model)
-        prompt_token_ids = await self._prompt_token_ids(served, request)
-        bad_words = await self._bad_words(served, request.sampling.bad_words)
-        parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids, bad_words)
-        _validate(request, parsed, served.limits)
-        live = served.engine.submit(parsed, await served.forms.constraint(parsed.structured_output))
-        stream = self.streams.open(parsed.request_id)
-        try:
-            async for chunk in stream:
-                yield write_chunk(chunk)
-        finally:
-            self.streams.close(stream)
-            if not stream.ended:
-                # The client has gone, or its time is up.
-                served.engine.cancel(live)
+        with self._counted():
+            parsed, constraint = await self._receive(served, request)
+            self.streams.check_free(parsed.request_id)
+            live = served.engine.submit(parsed, constraint)
+            stream = self.streams.open(parsed.request_id, partial(served.engine.throttle, live))
+            try:
+                # By itself: a status can't follow a first message that is stuck together with what comes before it.
+                await context.send_initial_metadata(())
+                async for chunk in stream:
+                    await self._send(context, write_chunk(chunk))
+            finally:
+                self.streams.close(stream)
+                if not stream.ended:
+                    # The client has gone, or its time is up.
+                    served.engine.cancel(live)
+
+    async def wait_idle(self, seconds: float) -> None:
+        """Returns once no Generate is in progress, or after so many seconds."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         served = self._loaded(request.model)
@@ -117,10 +133,45 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         return self.served
 
     def _ready(self, model: str) -> ServedModel:
+        if self.stopping:
+            raise EngineStopped("The server is shutting down; send the request to another one.")
         served = self._loaded(model)
         if served.engine.state is not EngineState.SERVING:
             raise NotReady(f"The runner waits for {self.waits_for}; retry shortly.")
         return served
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._in_progress += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._in_progress -= 1
+            if not self._in_progress:
+                self._idle.set()
+
+    async def _receive(
+        self, served: ServedModel, request: pb.GenerateRequest
+    ) -> tuple[GenerateRequest, Constraint | None]:
+        """The request as the engine takes it, with what holds its answer to a form."""
+        with self._reception.receive(served.engine, request.ByteSize()):
+            prompt_token_ids = await self._prompt_token_ids(served, request)
+            bad_words = await self._bad_words(served, request.sampling.bad_words)
+            parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids, bad_words)
+            _validate(request, parsed, served.limits)
+            return parsed, await served.forms.constraint(parsed.structured_output)
+
+    async def _send(self, context: grpc.aio.ServicerContext, message: pb.GenerateResponse) -> None:
+        """Returns when the message is on its way, which takes the client's reading when much is on its way already."""
+        try:
+            async with asyncio.timeout(self._slow_reader_seconds):
+                await context.write(message)
+        except TimeoutError:
+            raise SlowReader(
+                f"The client has read nothing for {self._slow_reader_seconds:g} seconds while there was something to "
+                "read; read sooner, or ask for less at a time."
+            ) from None
 
     async def _prompt_token_ids(
         self, served: ServedModel, request: pb.GenerateRequest | pb.TokenizeRequest

@@ -151,13 +151,19 @@ def write_view(view: RequestView) -> pb.RequestInfo:
     """A live request as ListRequests shows it."""
     return pb.RequestInfo(
         request_id=view.request_id,
-        state=pb.REQUEST_STATE_RUNNING if view.running else pb.REQUEST_STATE_WAITING,
+        state=_state(view),
         prompt_tokens=view.prompt_tokens,
         output_tokens=view.output_tokens,
         age=_write_seconds(view.age_seconds),
         sequence_ids=view.sequence_ids,
         tenant=view.tenant,
     )
+
+
+def _state(view: RequestView) -> pb.RequestState:
+    if view.paused:
+        return pb.REQUEST_STATE_PAUSED
+    return pb.REQUEST_STATE_RUNNING if view.running else pb.REQUEST_STATE_WAITING
 
 
 def _read_beam_search(message: pb.BeamSearch) -> BeamSearch:
@@ -204,6 +210,7 @@ def _write_usage(usage: Usage) -> pb.Usage:
         decode_time=_write_seconds(usage.decode_seconds),
         drafted_tokens=usage.drafted_tokens,
         accepted_tokens=usage.accepted_tokens,
+        pauses=usage.pauses,
     )
 
 
@@ -218,6 +225,7 @@ def _read_usage(message: pb.Usage) -> Usage:
         decode_seconds=_read_seconds(message.decode_time),
         drafted_tokens=message.drafted_tokens,
         accepted_tokens=message.accepted_tokens,
+        pauses=message.pauses,
     )
 
 

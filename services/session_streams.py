@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -58,6 +59,8 @@ class SessionStreams:
         self._observe = observe
         self._streams: set[_Stream] = set()
         self._stopping = False
+        self._none_left = asyncio.Event()
+        """Set when the last stream has ended."""
         self._told: dict[str, Presence] = {}
         self._listener: Callable[[str, Presence | None], None] | None = None
         manager.on_epoch_over = self._end_those_of
@@ -101,10 +104,20 @@ class SessionStreams:
             stream.close()
             self._streams.discard(stream)
             self._end(stream.core, cause)
+            if not self._streams:
+                self._none_left.set()
 
-    def drain(self) -> None:
-        """Ends all sessions, because the process stops, and takes no new ones."""
+    async def drain(self, grace_seconds: float) -> None:
+        """Takes no new sessions, because the process stops, and waits until the runners have ended theirs.
+
+        Those that are open after grace_seconds it ends. A runner that is told to stop at the same time can so finish
+        what it has, be it of requests that hold nothing at the moment.
+        """
         self._stopping = True
+        self._none_left.clear()
+        if self._streams:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._none_left.wait(), grace_seconds)
         for stream in self._streams:
             stream.fail(KvManagerStopping("the KV manager is stopping; open the session again at the one that follows"))
 

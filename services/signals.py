@@ -12,7 +12,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def stop_signal() -> Iterator[asyncio.Event]:
-    """Yields an event that the first SIGTERM or SIGINT sets; afterwards they do what they do by default.
+    """Yields an event that the first SIGTERM or SIGINT sets; the next one ends the process.
 
     Call it on the main thread's event loop.
     """
@@ -21,6 +21,9 @@ def stop_signal() -> Iterator[asyncio.Event]:
 
     def stop() -> None:
         _release(loop)
+        for each in STOP_SIGNALS:
+            # Python's own handler of SIGINT would wait for whatever the loop is at.
+            signal.signal(each, signal.SIG_DFL)
         stopped.set()
 
     for each in STOP_SIGNALS:

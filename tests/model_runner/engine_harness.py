@@ -14,6 +14,7 @@ from model_runner.engine_types import EngineOptions, EngineState, Executor, Fail
 from model_runner.observer import StepReport
 from model_runner.request import Chunk, FinishReason, GenerateRequest, SamplingParams, StopConditions, Usage
 from model_runner.scheduler import SchedulerLimits
+from model_runner.sequence import LiveRequest
 from model_runner.token_text import Tokenizer
 from services.books_inprocess import InProcessBooks
 from services.cache_options import DEFAULT_CACHE, CacheOptions
@@ -29,6 +30,8 @@ class Recorder:
     steps: list[StepReport] = field(default_factory=list)
     first_tokens: int = 0
     next_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
     finished: list[tuple[FinishReason | None, Usage]] = field(default_factory=list)
 
     def on_step(self, report: StepReport) -> None:
@@ -40,7 +43,11 @@ class Recorder:
     def on_next_token(self, seconds: float) -> None:
         self.next_tokens += 1
 
-    def on_finish(self, reason: FinishReason | None, usage: Usage) -> None:
+    def on_progress(self, generated_tokens: int, preemptions: int) -> None:
+        self.generated_tokens += generated_tokens
+        self.preemptions += preemptions
+
+    def on_finish(self, reason: FinishReason | None, usage: Usage, tenant: str) -> None:
         self.finished.append((reason, usage))
 
 
@@ -58,6 +65,7 @@ class Harness:
         cache: CacheOptions = DEFAULT_CACHE,
         max_model_tokens: int = 10_000,
         max_queued: int = 1024,
+        max_queued_tokens: int = 1 << 22,
         executor: Executor | None = None,
         tokenizer: Tokenizer | None = None,
         **limits: int,
@@ -79,6 +87,7 @@ class Harness:
                 max_sequence_tokens=min(max_model_tokens, (num_blocks - 1) * block_size),
                 eos_token_ids=frozenset(eos),
                 max_queued_requests=max_queued,
+                max_queued_tokens=max_queued_tokens,
             ),
             self._take,
             self._note_state,
@@ -105,7 +114,7 @@ class Harness:
         occupancy = self.pool.occupancy()
         assert (occupancy.held_blocks, occupancy.sequences) == (0, 0)
 
-    def submit(self, request_id: str, prompt: Sequence[int], max_tokens: int | None = 8, **options) -> None:
+    def submit(self, request_id: str, prompt: Sequence[int], max_tokens: int | None = 8, **options) -> LiveRequest:
         sampling = options.pop("sampling", SamplingParams())
         stop = StopConditions(
             max_tokens=max_tokens,
@@ -114,7 +123,7 @@ class Harness:
             ignore_eos=options.pop("ignore_eos", False),
             min_tokens=options.pop("min_tokens", 0),
         )
-        self.engine.submit(GenerateRequest(request_id, tuple(prompt), sampling, stop, **options))
+        return self.engine.submit(GenerateRequest(request_id, tuple(prompt), sampling, stop, **options))
 
     def wait_for(self, request_id: str, count: int) -> list[Chunk | Failure]:
         """The items of a request once there are `count` of them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,12 +53,15 @@ def submit(
     name: str,
     constraint: Constraint | None,
     seed: int,
+    *,
     max_tokens: int | None = 40,
-    **options: object,
+    ignore_eos: bool = False,
+    min_tokens: int = 0,
+    num_choices: int = 1,
 ) -> None:
-    stop = StopConditions(max_tokens=max_tokens, ignore_eos=bool(options.pop("ignore_eos", False)))
-    request = GenerateRequest(name, prompt(seed), SamplingParams(temperature=WILD, seed=seed), stop, **options)
-    harness.engine.submit(request, constraint)
+    sampling = SamplingParams(temperature=WILD, seed=seed)
+    stop = StopConditions(max_tokens, ignore_eos=ignore_eos, min_tokens=min_tokens)
+    harness.engine.submit(GenerateRequest(name, prompt(seed), sampling, stop, num_choices), constraint)
 
 
 def prompt(seed: int) -> tuple[int, ...]:
@@ -192,3 +196,28 @@ def test_smollm2_writes_what_it_is_told_to(smollm2: LoadedModel, real_forms: For
                     ended += 1
                     assert FORMS[name].accepts(harness.text(f"{name} {seed}"))
         assert ended >= len(names)
+
+
+def test_a_form_beside_other_rules(forms: Forms) -> None:
+    """All of them hold; where nothing is left to draw, only a complete form may end."""
+    with Harness(eos=[EOS]) as harness:
+        for seed in range(10):
+            free = SamplingParams(temperature=WILD, seed=seed)
+            few = replace(free, allowed_token_ids=frozenset({0, 1, 3, EOS}))
+            request = GenerateRequest(f"few {seed}", prompt(seed), few, StopConditions(max_tokens=40))
+            harness.engine.submit(request, regex(forms, PATTERN))
+            least = StopConditions(max_tokens=40, min_tokens=7)
+            harness.engine.submit(GenerateRequest(f"least {seed}", prompt(seed), free, least), regex(forms, "(ab)*"))
+            none = replace(free, allowed_token_ids=frozenset({0, 5}))
+            harness.engine.submit(GenerateRequest(f"none {seed}", prompt(seed), none), regex(forms, "aab|faf"))
+            done = GenerateRequest(f"done {seed}", prompt(seed), none, StopConditions(max_tokens=40))
+            harness.engine.submit(done, regex(forms, "a[af]{2}b?"))
+        for seed in range(10):
+            assert re.fullmatch("[ab]{2,4}d{1,3}", as_text(harness, f"few {seed}"))
+            assert re.fullmatch("(ab){4,}", as_text(harness, f"least {seed}"))
+            assert re.fullmatch("a[af]{2}", as_text(harness, f"done {seed}"))
+            assert harness.last(f"done {seed}").finish_reason is FinishReason.STOP
+        ends = [harness.wait(f"none {seed}")[-1] for seed in range(10)]
+        sentence = "The form cannot go on after 2 tokens: the request's other rules forbid every token that it allows."
+        assert {each.sentence for each in ends if isinstance(each, Failure)} == {sentence}
+        assert {each.finish_reason for each in ends if isinstance(each, Chunk)} == {FinishReason.STOP}

@@ -29,6 +29,9 @@ PROMPT_TOKENS = 55
 OUTPUT_TOKENS = 14
 GREEDY = SamplingParams(temperature=0.0)
 DRAWN = SamplingParams(temperature=1.0, seed=1234)
+RULED = SamplingParams(
+    temperature=1.0, top_p=0.95, seed=1234, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.5
+)
 Answer = list[tuple[int, PositionLogprobs]]
 
 
@@ -73,7 +76,7 @@ def prompts(golden_smollm2: list[dict[str, Any]]) -> list[list[int]]:
     return [(texts[0] * PROMPT_TOKENS)[:PROMPT_TOKENS], *others]
 
 
-@pytest.fixture(scope="module", params=[GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.fixture(scope="module", params=[GREEDY, DRAWN, RULED], ids=["greedy", "drawn", "ruled"])
 def sampling(request: pytest.FixtureRequest) -> SamplingParams:
     return request.param
 
@@ -104,9 +107,9 @@ def answer_of(harness: Harness, name: str) -> Answer:
 def test_the_draws_are_not_the_likeliest_tokens(loaded: LoadedModel, prompts: list[list[int]]) -> None:
     """Or else the tests at temperature 1 would say no more than those at 0."""
     with engine(loaded) as harness:
-        for name, sampling in (("greedy", GREEDY), ("drawn", DRAWN)):
+        for name, sampling in (("greedy", GREEDY), ("drawn", DRAWN), ("ruled", RULED)):
             ask(harness, name, prompts[0], sampling)
-        assert harness.tokens("greedy") != harness.tokens("drawn")
+        assert len({tuple(harness.tokens(name)) for name in ("greedy", "drawn", "ruled")}) == 3
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -325,7 +325,10 @@ def test_the_first_tokens_are_not_searched(text: str, min_tokens: int, stops: li
     # A character that the limit cuts comes with its last byte, and is searched.
     free = BYTES_ONLY.decode(ids[:min_tokens]).rstrip("\ufffd")
     rest, stop = cut_at_stop(text[len(free) :], stops)
-    assert stream(Detokenizer(BYTES_ONLY, stops, min_tokens=min_tokens), chunked(data, ids)) == (free + rest, stop)
+    assert stream(Detokenizer(BYTES_ONLY, stops, unsearched_tokens=min_tokens), chunked(data, ids)) == (
+        free + rest,
+        stop,
+    )
 
 
 @given(text=TEXTS, stops=STOPS, include=st.booleans(), seed=st.integers(0, 2**32 - 1), random_ids=st.booleans())

@@ -147,29 +147,35 @@ def naive_rows(decoder: Decoder, token_ids: list[int]) -> Tensor:
         return decoder.forward(batch, create_backend("reference", shape))
 
 
-@pytest.mark.skipif(not INSTRUCTION_SETS, reason="the CPU kernels are not built")
-@pytest.mark.parametrize("chunk", [0, 16])
-def test_of_a_real_model(
-    smollm2: LoadedModel, smollm2_in_torch: LoadedModel, golden_smollm2: list[dict[str, Any]], chunk: int
-) -> None:
-    """Beside one forward in plain torch, and what transformers gave its own outputs; the same bits beside others."""
-    item = golden_smollm2[0]
-    prompt = item["prompt_token_ids"] + item["output_ids"]
+def real_positions(smollm2: LoadedModel, prompt: list[int], chunk: int, other: list[int]) -> Sequence[PositionLogprobs]:
+    """Those of the kernels, through the engine, beside another request when `other` is not empty."""
     c = smollm2.config
     shape = AttentionShape(c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, 16, 33, torch.float32, CPU)
     executor = TorchExecutor(smollm2.model, create_backend("cpu", shape), 16, CPU)
     with Harness(
         num_blocks=33, block_size=16, executor=executor, tokenizer=smollm2.tokenizer, prefill_chunk_tokens=chunk
     ) as harness:
-        harness.submit("other", prompt[5:30], 8)
+        if other:
+            harness.submit("other", other, 8)
         harness.submit("a", prompt, 1, prompt_logprobs=5)
         positions = first_chunk(harness, "a").prompt_logprobs
-        harness.wait("other")
-        harness.submit("alone", prompt, 1, prompt_logprobs=5)
-        assert first_chunk(harness, "alone").prompt_logprobs == positions
+        if other:
+            harness.wait("other")
+    return positions
+
+
+@pytest.mark.skipif(not INSTRUCTION_SETS, reason="the CPU kernels are not built")
+def test_of_a_real_model(
+    smollm2: LoadedModel, smollm2_in_torch: LoadedModel, golden_smollm2: list[dict[str, Any]]
+) -> None:
+    """Beside one forward in plain torch, and what transformers gave its own outputs; the same bits in any chunks."""
+    item = golden_smollm2[0]
+    prompt = item["prompt_token_ids"] + item["output_ids"]
+    positions = real_positions(smollm2, prompt, chunk=0, other=[])
     assert_right(positions, prompt, list(naive_rows(smollm2_in_torch.model, prompt)[:-1]), 5)
     outputs = positions[len(item["prompt_token_ids"]) - 1 :]
     assert [position.logprob for position in outputs] == pytest.approx(item["logprobs"], abs=1e-3)
+    assert real_positions(smollm2, prompt, chunk=16, other=prompt[5:30]) == positions
 
 
 def test_last_position_is_that_of_transformers(tiny_models: Path) -> None:

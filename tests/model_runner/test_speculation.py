@@ -287,8 +287,6 @@ class TestTheCost:
             assert usage.output_tokens == OUTPUTS
             assert len(harness.executor.steps) == OUTPUTS - usage.accepted_tokens
             assert harness.executor.computed_tokens == 30 + (len(harness.executor.steps) - 1) + usage.drafted_tokens
-            assert sum(report.drafted_tokens for report in harness.recorder.steps) == usage.drafted_tokens
-            assert sum(report.accepted_tokens for report in harness.recorder.steps) == usage.accepted_tokens
             assert sum(report.generated_tokens for report in harness.recorder.steps) == OUTPUTS
 
     def test_nothing_is_guessed_unless_it_is_asked_for(self) -> None:

@@ -18,6 +18,7 @@ from model_runner.request import FinishReason, Usage
 from services.errors import StartupError
 from services.metrics import new_registry, on_loop, start_metrics_server
 from services.runner_metrics import RunnerMetrics
+from services.tenant_labels import TenantLabels
 from tests.services.kv_support import kv_settings, kv_stub, running_kv_manager, samples, scrape
 
 POOL = (("pool", "default"),)
@@ -147,16 +148,15 @@ def test_the_runner_counts_what_its_engine_tells() -> None:
         generated_tokens=3,
         preemptions=1,
         sequences=4,
-        drafted_tokens=8,
-        accepted_tokens=2,
     )
     observer.on_step(report)
     observer.on_step(report)
+    observer.on_progress(generated_tokens=6, preemptions=2)
     observer.on_first_token(0.5)
     observer.on_next_token(0.25)
     observer.on_next_token(0.5)
-    observer.on_finish(FinishReason.LENGTH, usage(prompt_tokens=10, cached_tokens=4))
-    observer.on_finish(None, usage(prompt_tokens=5, cached_tokens=0))
+    observer.on_finish(FinishReason.LENGTH, usage(prompt_tokens=10, cached_tokens=4), "acme")
+    observer.on_finish(None, usage(prompt_tokens=5, cached_tokens=0), "")
     found = {
         key: value for key, value in samples(generate_latest(registry).decode()).items() if "_bucket" not in key[0]
     }
@@ -175,6 +175,16 @@ def test_the_runner_counts_what_its_engine_tells() -> None:
         name("preemptions_total"): 2,
         name("draft_tokens_total"): 16,
         name("accepted_draft_tokens_total"): 4,
+        name("pauses_total"): 6,
+    }
+    by_tenant = {(key[0], dict(key[1])["tenant"]): value for key, value in found.items() if "tenant_" in key[0]}
+    assert by_tenant == {
+        (name("tenant_requests_total"), "acme"): 1,
+        (name("tenant_requests_total"), ""): 1,
+        (name("tenant_prompt_tokens_total"), "acme"): 10,
+        (name("tenant_prompt_tokens_total"), ""): 5,
+        (name("tenant_generation_tokens_total"), "acme"): 2,
+        (name("tenant_generation_tokens_total"), ""): 2,
     }
     finished = {dict(key[1])["reason"]: value for key, value in found.items() if "finished_total" in key[0]}
     assert finished == {"stop": 0, "length": 1, "abort": 0, "error": 1}
@@ -198,7 +208,17 @@ def usage(*, prompt_tokens: int, cached_tokens: int) -> Usage:
         queue_seconds=1,
         prefill_seconds=2,
         decode_seconds=4,
+        pauses=3,
+        drafted_tokens=8,
+        accepted_tokens=2,
     )
+
+
+def test_tenants_beyond_a_hundred_share_a_label() -> None:
+    labels = TenantLabels()
+    names = [f"t{number}" for number in range(150)]
+    assert [labels.label(name) for name in names] == [*names[:100], *["other"] * 50]
+    assert [labels.label(name) for name in ("", "t99", "t100")] == ["", "t99", "other"]
 
 
 def test_two_processes_worth_of_metrics_live_side_by_side() -> None:

@@ -118,6 +118,7 @@ def test_what_no_message_can_carry(options: dict[str, object]) -> None:
         (FailureKind.ENGINE, grpc.StatusCode.INTERNAL, "ENGINE_FAILED"),
         (FailureKind.ELSEWHERE, grpc.StatusCode.UNAVAILABLE, "NOT_READY"),
         (FailureKind.NAME_TAKEN, grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
+        (FailureKind.STOPPING, grpc.StatusCode.UNAVAILABLE, "STOPPING"),
         (FailureKind.REQUEST, grpc.StatusCode.INVALID_ARGUMENT, "REFUSED_BY_KV_MANAGER"),
         (FailureKind.PINS_EXHAUSTED, grpc.StatusCode.RESOURCE_EXHAUSTED, "PINS_EXHAUSTED"),
         (FailureKind.FORM, grpc.StatusCode.INVALID_ARGUMENT, "FORM_STUCK"),

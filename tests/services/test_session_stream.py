@@ -274,7 +274,7 @@ def session_health(channel: grpc.Channel, pool_id: str) -> int | None:
         raise
 
 
-def test_a_stop_ends_sessions_at_once(tmp_path):
+def test_a_stop_ends_sessions_of_runners_that_stay(tmp_path):
     with ExitStack() as server:
         running = server.enter_context(running_kv_manager(kv_settings(tmp_path)))
         with kv_stub(running.address) as stub:

@@ -118,8 +118,8 @@ OCTAVO_API int octavo_end(void* model, const octavo_batch* batch, float* logits)
 
 // What becomes of a row's logits before a draw, in this order. Token ids are below the vocabulary, once each.
 struct octavo_edits {
-    // For tokens that the text has: a positive logit is divided by `repetition`, another one multiplied. Then `frequency`
-    // is taken from it as often as the answer has the token, and `presence` once if it has it at all.
+    // For tokens that the text has: a positive logit is divided by `repetition`, another one multiplied. Then
+    // `frequency` is taken from it as often as the answer has the token, and `presence` once if it has it at all.
     float repetition;
     float frequency;
     float presence;

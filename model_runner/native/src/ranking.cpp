@@ -16,7 +16,8 @@ constexpr int64_t kHeapShare = 16;
 
 bool likelier(const Candidate& one, const Candidate& other) { return one.rank > other.rank; }
 
-void best_by_heap(const Kernels& kernels, const float* logits, int64_t size, size_t count, std::vector<uint64_t>& ranks) {
+void best_by_heap(const Kernels& kernels, const float* logits, int64_t size, size_t count,
+                  std::vector<uint64_t>& ranks) {
     // The least of the best is on top. Later equals have a lower rank, so only larger logits can enter.
     float least = 0;
     for (int64_t start = 0; start < size; start += kPeek) {

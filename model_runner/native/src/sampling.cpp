@@ -36,13 +36,25 @@ Room& room() {
 }
 
 void check_tokens(const int32_t* tokens, int64_t count, int64_t vocabulary) {
-    const bool right = std::all_of(tokens, tokens + count, [&](int32_t each) { return 0 <= each && each < vocabulary; });
-    if (!right) throw std::invalid_argument("a token is not in the vocabulary");
+    const auto is_known = [&](int32_t each) { return 0 <= each && each < vocabulary; };
+    if (!std::all_of(tokens, tokens + count, is_known)) throw std::invalid_argument("a token is not in the vocabulary");
 }
 
 void check_vocabulary(int64_t vocabulary) {
     if (vocabulary < 1 || vocabulary > kMaxVocabulary) {
         throw std::invalid_argument("a vocabulary of " + std::to_string(vocabulary) + " tokens cannot be drawn from");
+    }
+}
+
+void mask_out(const uint32_t* mask, float* logits, int64_t vocabulary) {
+    for (int64_t start = 0; start < vocabulary; start += 32) {
+        const uint32_t word = mask[start / 32];
+        const int64_t end = std::min(start + 32, vocabulary);
+        // Most words of a form's mask allow nothing.
+        if (word == 0) std::fill(logits + start, logits + end, kNever);
+        for (int64_t token = start; word != 0 && token < end; ++token) {
+            if ((word >> (token - start) & 1) == 0) logits[token] = kNever;
+        }
     }
 }
 
@@ -55,10 +67,7 @@ void edit(const octavo_edits& edits, float* logits, int64_t vocabulary) {
     }
     for (int64_t each = 0; each < edits.num_biased; ++each) logits[edits.biased[each]] += edits.biases[each];
     for (int64_t each = 0; each < edits.num_banned; ++each) logits[edits.banned[each]] = kNever;
-    if (edits.mask == nullptr) return;
-    for (int64_t token = 0; token < vocabulary; ++token) {
-        if ((edits.mask[token / 32] >> token % 32 & 1) == 0) logits[token] = kNever;
-    }
+    if (edits.mask != nullptr) mask_out(edits.mask, logits, vocabulary);
 }
 
 int64_t first_of(const Kernels& kernels, const float* logits, int64_t size, float most) {
