@@ -172,12 +172,13 @@ def test_equally_likely_tokens_stay_by_lower_id(sample_of: Sample) -> None:
 
 def test_a_nucleus_of_thousands_of_tokens_is_found_whole(sample_of: Sample) -> None:
     params = SamplingParams(temperature=1.0, top_p=0.5)
-    logits = torch.zeros(4000, 4096)
+    logits = torch.zeros(800, 4096)
     logits[::2, 9] = 20.0
-    drawn = sample_of(logits, rows_of(params, 4000))
+    drawn = sample_of(logits, rows_of(params, 800))
     assert set(drawn[::2].tolist()) == {9}
-    assert int(drawn[1::2].max()) in range(2000, 2048)
-    assert len(set(drawn[1::2].tolist())) > 1024
+    # 400 draws from 2048 tokens: the largest is among the last 60, or else by a chance of 0.97^400.
+    assert int(drawn[1::2].max()) in range(2048 - 60, 2048)
+    assert len(set(drawn[1::2].tolist())) > 340
 
 
 def test_impossible_tokens_are_never_drawn(sample_of: Sample) -> None:
@@ -297,12 +298,12 @@ def test_the_kernels_refuse_rows_and_tokens_that_there_are_not() -> None:
 
 def test_every_draw_depends_on_seed_and_position(sample_of: Sample) -> None:
     params = SamplingParams(temperature=1.0)
-    logits = torch.zeros(300, 2**16)
+    logits = torch.zeros(300, 2**14)
     by_position = sample_of(logits, SamplingRows.of([params] * 300, [5] * 300, range(300))).tolist()
     by_seed = sample_of(logits, SamplingRows.of([params] * 300, range(300), [5] * 300)).tolist()
-    # 300 draws from 65536 collide about 300^2 / 2 / 65536 = 0.7 times.
-    assert len(set(by_position)) > 290
-    assert len(set(by_seed)) > 290
+    # 300 draws from 16384 collide about 300^2 / 2 / 16384 = 2.7 times.
+    assert len(set(by_position)) > 285
+    assert len(set(by_seed)) > 285
     assert by_position[5] == by_seed[5]
 
 
