@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -23,11 +24,13 @@ class _Draft:
         """The mean; an answer of no token at all is the least likely."""
         return self.total / len(self.token_ids) if self.token_ids else -inf
 
-    def add(self, chunk: Chunk, logprob: float) -> None:
+    def add(self, chunk: Chunk, logprobs: Iterable[float]) -> None:
         self.text += chunk.text
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
-        self.total += logprob
+        # One by one, so that the sum does not depend on how an answer is cut into chunks.
+        for logprob in logprobs:
+            self.total += logprob
         self.last = chunk
 
     def whole(self) -> Chunk:
@@ -48,9 +51,9 @@ class BestOf:
     def __init__(self) -> None:
         self._drafts: dict[int, _Draft] = {}
 
-    def add(self, chunk: Chunk, logprob: float) -> None:
-        """Takes the chunk of one token, whose natural log-probability is `logprob`, or the end without a token."""
-        self._drafts.setdefault(chunk.choice_index, _Draft(chunk)).add(chunk, logprob)
+    def add(self, chunk: Chunk, logprobs: Iterable[float]) -> None:
+        """Takes a chunk with the natural log-probabilities of its tokens."""
+        self._drafts.setdefault(chunk.choice_index, _Draft(chunk)).add(chunk, logprobs)
 
     def best(self, count: int, usage: Usage, prompt: tuple[PositionLogprobs, ...] = ()) -> list[Chunk]:
         """The `count` likeliest, best first, numbered anew; of two equal ones the one with the lower seed."""

@@ -22,6 +22,7 @@ from model_runner.books import (
     KvBooks,
 )
 from model_runner.constraint import Constraint
+from model_runner.drafting import Drafter
 from model_runner.engine_types import (
     Delivery,
     EngineOptions,
@@ -85,6 +86,7 @@ class Engine:
         self._on_state = on_state
         self._observer = observer or SilentObserver()
         self._scheduler = Scheduler(self._books, options.limits)
+        self._drafter = Drafter(self._books, options.limits, options.max_sequence_tokens)
         self._generation = Generation(
             tokenizer,
             options.eos_token_ids,
@@ -239,6 +241,7 @@ class Engine:
         started = time.monotonic()
         self._clock.start()
         plan = self._scheduler.schedule()
+        self._drafter.draft(plan)
         self._books.flush()
         if not plan.work:
             return False
@@ -253,7 +256,7 @@ class Engine:
         ready = [work.sequence for work in plan.work if not work.sequence.pending]
         rows = [row for work, row in zip(plan.work, draw_rows(entries), strict=True) if not work.sequence.pending]
         outcome = self._generation.advance(ready, rows, logits, time.monotonic()) if ready else Outcome()
-        self._settle(outcome)
+        self._settle(outcome, [sequence for sequence in ready if sequence.told_too_much])
         self._clock.lap("deliver")
         self._losses = 0
         self._observer.on_step(
@@ -267,8 +270,11 @@ class Engine:
         )
         return True
 
-    def _settle(self, outcome: Outcome) -> None:
-        """Tells the books of forks and ends, then delivers: who sees a last chunk finds the blocks given back."""
+    def _settle(self, outcome: Outcome, mistold: list[LiveSequence]) -> None:
+        """Tells the books of wrong guesses, forks and ends, then delivers.
+
+        Who sees a last chunk finds the blocks given back. mistold: sequences whose guesses were told, and are wrong.
+        """
         with ExitStack() as always:
             # Whatever the books answer: in the end the chunks go out, and before that the ended sequences end.
             always.callback(self._end_stuck, outcome.stuck)
@@ -280,6 +286,9 @@ class Engine:
             forks = [(parent, [each for each in family if not each.finish_reason]) for parent, family in outcome.forks]
             if forks := [(parent, children) for parent, children in forks if children]:
                 self._scheduler.fork(forks)
+            for sequence in mistold:
+                self._books.truncate(sequence.sequence_id, sequence.computed)
+                sequence.take_back(self._options.limits.block_size)
 
     def _finish(self, sequences: list[LiveSequence]) -> None:
         """Gives back what the sequences hold."""

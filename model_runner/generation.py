@@ -59,10 +59,11 @@ class Generation:
         return sequence
 
     def advance(self, ready: Seq[Sequence], rows: Seq[int], logits: Tensor, now: float) -> Outcome:
-        """One more token for each of `ready`, whose next-token logits are at `rows` [R] of `logits`, float32 [S, V].
+        """The next tokens of each of `ready`: those that its draft had right, and one more.
 
-        A prompt that is complete for the first time splits into its choices here, which all draw from one row. Of a
-        search, all beams must be among `ready`, or none.
+        Their logits are in `rows` [R] of `logits`, float32 [S, V]; where there is a draft, the row is the one behind
+        its last token. A prompt that is complete for the first time splits into its choices here, which all draw from
+        one row. Of a search, all beams must be among `ready`, or none.
         """
         outcome = Outcome()
         source: list[int] = []
@@ -72,9 +73,9 @@ class Generation:
             if sequence.is_beam:
                 beams[sequence] = row
                 continue
-            family = [sequence, *self._split(sequence, outcome)]
-            drawing.extend(family)
-            source.extend([row] * len(family))
+            for each in (sequence, *self._split(sequence, outcome)):
+                source.extend(range(row - len(each.draft), row + 1))
+                drawing.append(each)
         if drawing:
             self._draw_all(drawing, source, logits, now, outcome)
         for live in dict.fromkeys(sequence.live for sequence in beams):
@@ -87,23 +88,26 @@ class Generation:
         self, drawing: list[Sequence], source: list[int], logits: Tensor, now: float, outcome: Outcome
     ) -> None:
         token_ids, positions = _draw(logits, source, drawing)
-        for sequence, token_id, position in zip(drawing, token_ids, positions, strict=True):
-            if token_id == NO_TOKEN and _is_unfinished(sequence):
+        first = 0
+        for sequence in drawing:
+            live, last = sequence.live, first + len(sequence.draft)
+            right = agreeing(sequence.draft, token_ids[first:last])
+            taken = slice(first, first + right + 1)
+            first = last + 1
+            if token_ids[taken] == [NO_TOKEN] and _is_unfinished(sequence):
                 outcome.stuck.append(sequence)
                 continue
-            if token_id == NO_TOKEN:
-                chunk = _end_chunk(sequence, FinishReason.STOP, now)
-            else:
-                chunk = self._accept(sequence, token_id, position, now)
-                outcome.num_tokens += 1
+            chunk = self._accept(sequence, token_ids[taken], positions[taken], now)
+            outcome.num_tokens += len(chunk.token_ids)
+            sequence.draft = ()
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)
             elif sequence.constraint is not None and sequence.constraint.failure:
                 outcome.stuck.append(sequence)
-            if sequence.live.best_of is None:
+            if live.best_of is None:
                 outcome.chunks.append(chunk)
             else:
-                outcome.chunks += _hold_back(sequence.live, sequence.live.best_of, chunk, position)
+                outcome.chunks += _hold_back(live, live.best_of, chunk, positions[taken])
 
     def _choice(self, live: LiveRequest, index: int, token_ids: list[int]) -> Sequence:
         request = live.request
@@ -140,22 +144,35 @@ class Generation:
             outcome.forks.append((parent, children))
         return children
 
-    def _accept(self, sequence: Sequence, token_id: int, position: PositionLogprobs | None, now: float) -> Chunk:
-        """Appends a drawn token and says what the client sees of it."""
+    def _accept(
+        self, sequence: Sequence, token_ids: Seq[int], positions: Seq[PositionLogprobs | None], now: float
+    ) -> Chunk:
+        """Appends drawn tokens until one ends the choice, and says what the client sees of them.
+
+        All but the last were in the draft, so that their K/V is there; the last may be NO_TOKEN.
+        """
         live = sequence.live
-        self._progress.take(sequence, token_id, now)
-        self._progress.count(live, 1)
-        if sequence.constraint is not None:
-            sequence.constraint.advance(token_id)
-        text, stop_token_id, stop_string = self._read(sequence, token_id)
-        if sequence.finish_reason is not None:
-            live.sequences.remove(sequence)
+        text = ""
+        kept = 0
+        for token_id in token_ids:
+            if token_id != NO_TOKEN:
+                kept += 1
+                self._take(sequence, token_id, now)
+            new_text, stop_token_id, stop_string = self._read(sequence, token_id)
+            text += new_text
+            if sequence.finish_reason is not None:
+                live.sequences.remove(sequence)
+                break
+        accepted = min(kept, len(token_ids) - 1)
+        sequence.computed += accepted
+        live.drafted_tokens += len(sequence.draft)
+        live.accepted_tokens += accepted
         return Chunk(
             request_id=live.request.request_id,
             choice_index=sequence.choice_index,
-            token_ids=(token_id,),
+            token_ids=tuple(token_ids[:kept]),
             text=text,
-            logprobs=() if position is None or live.request.logprobs is None else (position,),
+            logprobs=() if live.request.logprobs is None else tuple(filter(None, positions[:kept])),
             finish_reason=sequence.finish_reason,
             stop_token_id=stop_token_id,
             stop_string=stop_string,
@@ -163,17 +180,23 @@ class Generation:
             prompt_logprobs=_of_prompt(live),
         )
 
+    def _take(self, sequence: Sequence, token_id: int, now: float) -> None:
+        self._progress.take(sequence, token_id, now)
+        self._progress.count(sequence.live, 1)
+        if sequence.constraint is not None:
+            sequence.constraint.advance(token_id)
+
     def _read(self, sequence: Sequence, token_id: int) -> tuple[str, int | None, str | None]:
         """The new text, and the token or string that ends the choice, if one does."""
         stop = sequence.live.request.stop
         # A form allows an end token only where it is complete, and nothing can follow it.
         heeds_eos = not stop.ignore_eos or sequence.constraint is not None
         is_eos = heeds_eos and token_id in self._eos_token_ids
-        if is_eos or token_id in stop.stop_token_ids:
+        if is_eos or token_id in stop.stop_token_ids or token_id == NO_TOKEN:
             sequence.finish_reason = FinishReason.STOP
             text = sequence.detokenizer.finish()
             stop_string = sequence.detokenizer.stop_string
-            return text, None if stop_string else token_id, stop_string
+            return text, None if stop_string or token_id == NO_TOKEN else token_id, stop_string
         delta = sequence.detokenizer.push((token_id,))
         if delta.stop_string is not None:
             sequence.finish_reason = FinishReason.STOP
@@ -194,9 +217,15 @@ class Generation:
 def abort_chunks(live: LiveRequest, now: float) -> list[Chunk]:
     """Ends all choices of a request without another token; what was not to go out before the end stays behind."""
     if live.search is None and live.best_of is None:
-        return [_end_chunk(sequence, FinishReason.ABORT, now) for sequence in list(live.sequences)]
+        return [_abort_chunk(sequence, now) for sequence in list(live.sequences)]
     live.sequences = []
     return aborted(live.request.request_id, live.request.num_choices, live.usage(now))
+
+
+def agreeing(draft: Seq[int], drawn: Seq[int]) -> int:
+    """How many tokens of a draft, from its first, are the ones drawn in their places."""
+    pairs = enumerate(zip(draft, drawn, strict=True))
+    return next((place for place, (guess, token) in pairs if guess != token), len(draft))
 
 
 def _is_unfinished(sequence: Sequence) -> bool:
@@ -211,19 +240,17 @@ def describe_stuck(sequence: Sequence) -> str:
     return f"The form cannot go on after {sequence.num_outputs} tokens: {reason}."
 
 
-def _end_chunk(sequence: Sequence, reason: FinishReason, now: float) -> Chunk:
+def _abort_chunk(sequence: Sequence, now: float) -> Chunk:
     """Ends one choice without another token; the held-back text goes out."""
     live = sequence.live
-    sequence.finish_reason = reason
+    sequence.finish_reason = FinishReason.ABORT
     live.sequences.remove(sequence)
-    text = sequence.detokenizer.finish()
     return Chunk(
         request_id=live.request.request_id,
         choice_index=sequence.choice_index,
         token_ids=(),
-        text=text,
-        finish_reason=reason,
-        stop_string=sequence.detokenizer.stop_string if reason is FinishReason.STOP else None,
+        text=sequence.detokenizer.finish(),
+        finish_reason=FinishReason.ABORT,
         usage=None if live.sequences else live.usage(now),
         prompt_logprobs=_of_prompt(live) if live.forked else (),
     )
@@ -234,9 +261,12 @@ def _of_prompt(live: LiveRequest) -> tuple[PositionLogprobs, ...]:
     return () if live.best_of is not None else live.take_prompt_logprobs()
 
 
-def _hold_back(live: LiveRequest, best_of: BestOf, chunk: Chunk, position: PositionLogprobs | None) -> list[Chunk]:
-    """Keeps a chunk until all answers are there; then the best of them."""
-    best_of.add(chunk, 0.0 if position is None else position.logprob)
+def _hold_back(
+    live: LiveRequest, best_of: BestOf, chunk: Chunk, positions: Seq[PositionLogprobs | None]
+) -> list[Chunk]:
+    """Keeps a chunk until all answers are there; then the best of them. positions: of its tokens, in their order."""
+    of_tokens = positions[: len(chunk.token_ids)]
+    best_of.add(chunk, [position.logprob for position in of_tokens if position is not None])
     if chunk.usage is None:
         return []
     return best_of.best(live.request.num_choices, chunk.usage, live.take_prompt_logprobs())
@@ -248,16 +278,21 @@ def _top_logprobs(request: GenerateRequest) -> int | None:
 
 
 def _draw(logits: Tensor, source: Seq[int], drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
-    """Tokens, or NO_TOKEN, and log-probabilities; each of `drawing` has its logits in the row that `source` says."""
-    requests: list[GenerateRequest] = [sequence.live.request for sequence in drawing]
+    """Tokens, or NO_TOKEN, and log-probabilities; the logits of each draw are in the row that `source` says.
+
+    A sequence draws once, and once after each token of its draft, as if the tokens before had been taken: if they were
+    not, nobody looks at it.
+    """
+    draws = [(sequence, ahead) for sequence in drawing for ahead in range(1 + len(sequence.draft))]
+    requests: list[GenerateRequest] = [sequence.live.request for sequence, _ in draws]
     rows = SamplingRows.of(
         [request.sampling for request in requests],
-        [sequence.seed for sequence in drawing],
-        [len(sequence.token_ids) for sequence in drawing],
+        [sequence.seed for sequence, _ in draws],
+        [len(sequence.token_ids) + ahead for sequence, ahead in draws],
     )
     edits = None
     if any(sequence.rules or sequence.constraint for sequence in drawing):
-        edits = [sequence.edits(logits.shape[1]) for sequence in drawing]
+        edits = [sequence.edits(logits.shape[1], sequence.draft[:ahead]) for sequence, ahead in draws]
     drawn = sample(logits, rows, edits, source)
     token_ids = drawn.tolist()
     asked = [

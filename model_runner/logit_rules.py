@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,10 +30,11 @@ class TokenCounts:
         self._ids = np.empty(_FIRST_ROOM, dtype=np.int32)
         self._counts = np.zeros(_FIRST_ROOM, dtype=np.int32)
 
-    def look(self, token_ids: Sequence[int]) -> tuple[Ids, NDArray[np.int32]]:
-        """Distinct ids and their counts, int32 [N] each, valid until the next look. token_ids: prompt and answer.
+    def look(self, token_ids: Sequence[int], draft: Sequence[int] = ()) -> tuple[Ids, NDArray[np.int32]]:
+        """Distinct ids and their counts, int32 [N] each, valid until other tokens are looked at.
 
-        They begin like those of the last look, or are fewer.
+        token_ids: prompt and answer; they begin like those of the last look, or are fewer. draft: tokens of the answer
+        that are counted in this look only.
         """
         if len(token_ids) < self._looked_at:
             self._forget()
@@ -43,7 +44,18 @@ class TokenCounts:
             self._counts[self._place(token_id)] += 1
         self._looked_at = len(token_ids)
         size = len(self._places)
-        return self._ids[:size], self._counts[:size]
+        ids, counts = self._ids[:size], self._counts[:size]
+        return self._with_draft(ids, counts, draft) if draft else (ids, counts)
+
+    def _with_draft(self, ids: Ids, counts: NDArray[np.int32], draft: Sequence[int]) -> tuple[Ids, NDArray[np.int32]]:
+        drafted = Counter(draft)
+        new = [token_id for token_id in drafted if token_id not in self._places]
+        ids = np.concatenate((ids, np.array(new, dtype=np.int32)))
+        counts = np.concatenate((counts, np.zeros(len(new), dtype=np.int32)))
+        fresh = {token_id: len(self._places) + index for index, token_id in enumerate(new)}
+        for token_id, times in drafted.items():
+            counts[fresh[token_id] if token_id in fresh else self._places[token_id]] += times
+        return ids, counts
 
     def _forget(self) -> None:
         self._looked_at = 0
@@ -124,12 +136,19 @@ class LogitRules:
         )
         return cls(request, eos_token_ids) if changes else None
 
-    def edits(self, token_ids: Sequence[int], vocabulary: int, form: Mask | None = None) -> LogitEdits:
-        """What becomes of the logits after token_ids, the prompt's and the answer's. form: a Constraint's mask."""
+    def edits(
+        self, token_ids: Sequence[int], vocabulary: int, form: Mask | None = None, draft: Sequence[int] = ()
+    ) -> LogitEdits:
+        """What becomes of the logits after token_ids, the prompt's and the answer's, and a draft that may follow them.
+
+        form: a Constraint's mask.
+        """
         seen = {}
         if self._counts is not None:
-            ids, counts = self._counts.look(token_ids)
+            ids, counts = self._counts.look(token_ids, draft)
             seen = {"seen": ids, "counts": counts}
+        if draft:
+            token_ids = [*token_ids, *draft]
         return LogitEdits(
             repetition=self._repetition,
             frequency=self._frequency,

@@ -35,7 +35,8 @@ from model_runner.waiting_line import SchedulingPolicy, WaitingLine
 class SchedulerLimits:
     """block_size in tokens; at most max_sequences run and max_batched_tokens are computed in a step.
 
-    prefill_chunk_tokens caps one prompt's share of a step; 0: the budget alone does.
+    prefill_chunk_tokens caps one prompt's share of a step; 0: the budget alone does. speculative_tokens are guessed at
+    most for a sequence in a step, by looking up n-grams of speculative_ngram tokens and less; 0: nothing is guessed.
     """
 
     block_size: int
@@ -43,6 +44,8 @@ class SchedulerLimits:
     max_batched_tokens: int = 512
     prefill_chunk_tokens: int = 0
     policy: SchedulingPolicy = SchedulingPolicy.FCFS
+    speculative_tokens: int = 0
+    speculative_ngram: int = 3
 
     @property
     def slots(self) -> int:

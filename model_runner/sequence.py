@@ -13,6 +13,7 @@ from model_runner.constraint import Constraint
 from model_runner.detokenizer import Detokenizer
 from model_runner.logit_edits import LogitEdits
 from model_runner.logit_rules import LogitRules
+from model_runner.prompt_lookup import PromptLookup
 from model_runner.request import FinishReason, GenerateRequest, PositionLogprobs, RequestView, Usage
 
 
@@ -28,6 +29,8 @@ class LiveRequest:
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     pauses: int = 0
     paused: bool = False
     """Its client has not read enough: it holds no blocks and is not in line."""
@@ -127,6 +130,8 @@ class LiveRequest:
             queue_seconds=admitted - self.arrived_at,
             prefill_seconds=max(0.0, first - admitted),
             decode_seconds=max(0.0, last - first),
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
             pauses=self.pauses,
         )
 
@@ -162,6 +167,10 @@ class Sequence:
     admitted_before: bool = False
     num_outputs: int = 0
     last_token_at: float = 0.0
+    lookup: PromptLookup | None = None
+    """What its tokens are looked up in, once it was to be guessed how it goes on."""
+    draft: tuple[int, ...] = ()
+    """Tokens that the step at hand computes behind the known ones, for they may be the next."""
     finish_reason: FinishReason | None = None
 
     @property
@@ -174,23 +183,33 @@ class Sequence:
         """Whether it takes its steps with the others of its search, loses its blocks and comes back with them."""
         return self.live.search is not None
 
-    def edits(self, vocabulary: int) -> LogitEdits | None:
-        """What its request and its form make of the logits, [vocabulary], of its next token."""
+    def room(self, block_size: int) -> int:
+        """Tokens that fit into the block table beside the known ones."""
+        return len(self.block_table) * block_size - len(self.token_ids)
+
+    def edits(self, vocabulary: int, draft: Seq[int] = ()) -> LogitEdits | None:
+        """What its request and its form make of the logits, [vocabulary], of its next token.
+
+        Or of the one after a draft, which it has only without a form.
+        """
         form = None if self.constraint is None else self.constraint.mask()
         if self.rules is not None:
-            return self.rules.edits(self.token_ids, vocabulary, form)
+            return self.rules.edits(self.token_ids, vocabulary, form, draft)
         return None if form is None else LogitEdits(mask=form)
 
     def entry(self, num_tokens: int) -> BatchEntry:
-        """The next `num_tokens` tokens as the executor computes them, with logits for a draw and the prompt's own."""
+        """The next `num_tokens` tokens as the executor computes them, with logits for a draw and the prompt's own.
+
+        Behind them comes the draft, with logits for a draw after each of its tokens.
+        """
         first, end = self.computed, self.computed + num_tokens
         # Those of a token are for the one after it; `known` of the prompt's have been read.
         known = len(self.live.prompt_logprobs) if self.live.wants_prompt_logprobs else len(self.token_ids) - 1
         return BatchEntry(
-            token_ids=self.token_ids[first:end],
+            token_ids=[*self.token_ids[first:end], *self.draft],
             first_position=first,
             block_table=self.block_table,
-            num_logits=max(0, end - max(first, known)),
+            num_logits=max(0, end - max(first, known)) + len(self.draft),
         )
 
     def allocation(self, headroom_blocks: int, promised_tokens: int) -> AllocationRequest:
@@ -234,6 +253,25 @@ class Sequence:
         """Takes over a part of the block table."""
         self.block_table[grant.first_index :] = grant.block_ids
 
+    def draft_update(self) -> SequenceUpdate:
+        """What the books don't know yet, and the draft."""
+        return SequenceUpdate(self.sequence_id, [*self.token_ids[self.told :], *self.draft], self.computed)
+
+    def apply_draft(self, grant: BlockGrant | None) -> None:
+        """Takes over what the books answered to draft_update()."""
+        self.apply(grant)
+        self.told += len(self.draft)
+
+    @property
+    def told_too_much(self) -> bool:
+        """Whether the books know guesses that were wrong. To be asked only once all known tokens are computed."""
+        return self.told > self.computed
+
+    def take_back(self, block_size: int) -> None:
+        """The books have been told to forget wrong guesses, and with them the blocks that only they needed."""
+        self.told = self.computed
+        del self.block_table[-(-self.computed // block_size) :]
+
     def commit(self) -> SequenceUpdate:
         """Tells the books what is computed, and no token beyond it."""
         update = SequenceUpdate(self.sequence_id, self.token_ids[self.told : self.computed], self.computed)
@@ -265,6 +303,7 @@ class Sequence:
         self.shared_blocks = 0
         self.computed = self.committed = self.told = 0
         self.must_ask = False
+        self.draft = ()
 
 
 def _shared_tokens(histories: list[list[int]]) -> int:

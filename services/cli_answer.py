@@ -77,9 +77,11 @@ class Answer:
         decoding = self._last - self._first
         later = usage.output_tokens - self.num_choices
         speed = f"{later / decoding:.1f}" if decoding > 0 and later > 0 else "-"
+        guesses = f", {usage.accepted_tokens} of {usage.drafted_tokens} guesses right" if usage.drafted_tokens else ""
         return (
             f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} cached, "
-            f"TTFT {(self._first - self._started) * 1000:.0f} ms, {usage.output_tokens} tokens at {speed} tokens/s"
+            f"TTFT {(self._first - self._started) * 1000:.0f} ms, "
+            f"{usage.output_tokens} tokens at {speed} tokens/s{guesses}"
         )
 
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from kvmanager.types import MAX_BLOCKS, EvictionKind, HashAlgorithm, IndexKind
+from model_runner.prompt_lookup import SHORTEST
 from services.addresses import parse_address, parse_tcp_address
 from services.cache_options import CacheOptions
 from services.channels import ClientTls
@@ -27,6 +28,8 @@ CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 MIN_LEASE_BLOCKS = 16
 LEASE_SHARE = 16
 """A lease is at most the pool by so much, unless the operator says otherwise."""
+MAX_SPECULATIVE_TOKENS = 64
+MAX_SPECULATIVE_NGRAM = 16
 
 
 def runtime_dir() -> Path:
@@ -212,6 +215,18 @@ class ModelRunnerSettings(ProcessSettings):
     max_batched_tokens: WholeNumber = Field(512, ge=1, le=1 << 20, description="Tokens computed in one step, at most.")
     prefill_chunk_tokens: WholeNumber = Field(
         0, ge=0, le=1 << 20, description="Tokens of one prompt in one step, at most; 0: what the step has room for."
+    )
+    speculative_tokens: WholeNumber = Field(
+        0,
+        ge=0,
+        le=MAX_SPECULATIVE_TOKENS,
+        description="Tokens guessed for a sequence in a step, at most: what followed its last ones before; 0: none.",
+    )
+    speculative_ngram: WholeNumber = Field(
+        3,
+        ge=SHORTEST,
+        le=MAX_SPECULATIVE_NGRAM,
+        description="Last tokens of a sequence that are looked up in its past for a guess, at most.",
     )
     max_sequences: WholeNumber = Field(64, ge=1, le=1 << 16, description="Sequences that run at a time, at most.")
     max_queued_requests: WholeNumber = Field(

@@ -73,6 +73,8 @@ class Setup:
             pool_id=pool_id,
             deterministic=why_not_deterministic(self.loaded.model, self.backend) is None,
             activations_dtype=self.loaded.activations_dtype,
+            speculative_tokens=self.options.limits.speculative_tokens,
+            speculative_ngram=self.options.limits.speculative_ngram,
         )
 
 
@@ -115,6 +117,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         kernels=_describe_kernels(loaded),
         deterministic="yes, in any batch" if variance is None else f"no: {variance}",
         kv_cache=memory.describe(num_blocks),
+        speculation=_describe_speculation(settings),
     )
     scheduling = SchedulerLimits(
         block_size=settings.block_size,
@@ -122,6 +125,8 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         max_batched_tokens=settings.max_batched_tokens,
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
         policy=SchedulingPolicy(settings.scheduling_policy),
+        speculative_tokens=settings.speculative_tokens,
+        speculative_ngram=settings.speculative_ngram,
     )
     longest = min(config.max_position_embeddings, (num_blocks - 1) * settings.block_size)
     fingerprint = f"{loaded.name}:{loaded.fingerprint}:{_dtype_name(kv_dtype)}"
@@ -148,6 +153,11 @@ def _set_threads(threads: int) -> None:
     kernels = native.library()
     if kernels is not None:
         kernels.set_threads(threads)
+
+
+def _describe_speculation(settings: ModelRunnerSettings) -> str:
+    tokens, ngram = settings.speculative_tokens, settings.speculative_ngram
+    return f"up to {tokens} tokens a step, by n-grams of {ngram} and less" if tokens else "off"
 
 
 def _describe_kernels(loaded: LoadedModel) -> str:

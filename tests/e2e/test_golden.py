@@ -164,6 +164,26 @@ def test_kernels(tmp_path: Path, arguments: tuple[str, ...], env: dict[str, str]
         stack.assert_nothing_held()
 
 
+def test_with_guesses(tmp_path: Path) -> None:
+    """Recorded answers that repeat themselves: what the last chunks say of guesses sums up to the metrics."""
+    with running_stack(tmp_path, "--speculative-tokens", "6") as stack:
+        with stack.client() as client, ThreadPoolExecutor(16) as threads:
+            assert client.model().speculative_tokens == 6
+            answers = list(threads.map(lambda item: collect(client, item), ITEMS[:16]))
+            for item, chunks in zip(ITEMS, answers, strict=False):
+                assert_golden(client, item, chunks)
+        usages = [chunks[-1].usage for chunks in answers]
+        samples = stack.runner_samples()
+        drafted, accepted = (
+            sum(getattr(usage, name) for usage in usages) for name in ("drafted_tokens", "accepted_tokens")
+        )
+        assert 0 < accepted < drafted
+        assert samples["octavo_runner_draft_tokens_total"] >= drafted
+        assert samples["octavo_runner_accepted_draft_tokens_total"] >= accepted
+        assert samples["octavo_kv_session_restores_total"] == 0
+        stack.assert_nothing_held()
+
+
 def test_an_index_to_the_token(tmp_path: Path) -> None:
     with running_stack(tmp_path, "--prefix-index", "radix") as stack, stack.client() as client:
         for item in CLEAR_ITEMS:

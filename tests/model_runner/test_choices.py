@@ -141,9 +141,9 @@ class TestBestOf:
     def test_an_answer_without_a_token_comes_last(self) -> None:
         best_of = BestOf()
         end = Chunk("a", 0, (), "", finish_reason=FinishReason.STOP)
-        best_of.add(end, 0.0)
-        best_of.add(Chunk("a", 1, (3,), "d"), -2.5)
-        best_of.add(Chunk("a", 1, (4,), "e", finish_reason=FinishReason.LENGTH), -1.5)
+        best_of.add(end, [])
+        best_of.add(Chunk("a", 1, (3,), "d"), [-2.5])
+        best_of.add(Chunk("a", 1, (4,), "e", finish_reason=FinishReason.LENGTH), [-1.5])
         usage = Usage(1, 0, 2, 0, 0.0, 0.0, 0.0)
         assert best_of.best(2, usage) == [
             Chunk("a", 0, (3, 4), "de", finish_reason=FinishReason.LENGTH, score=-2.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.speculative import DOCUMENTS
 from kvmanager.types import Append
 from model_runner.attention import AttentionShape, create_backend
 from model_runner.batch import BatchEntry
@@ -159,6 +161,19 @@ def test_with_a_cached_prefix(
         assert harness.last("second").usage.cached_tokens == 48
 
 
+def test_with_guesses(loaded: LoadedModel, prompts: list[list[int]], sampling: SamplingParams, alone: Answer) -> None:
+    """Alone, where all guesses may be right, for the prompt repeats itself; and beside one that guesses wrongly too."""
+    with engine(loaded, speculative_tokens=6) as harness:
+        ask(harness, "first", prompts[0], sampling)
+        assert answer_of(harness, "first") == alone
+        ask(harness, "other", prompts[-1], sampling, tokens=40)
+        ask(harness, "second", prompts[0], sampling)
+        assert answer_of(harness, "second") == alone
+        usages = [harness.last(name).usage for name in ("first", "other", "second")]
+        accepted, drafted = sum(each.accepted_tokens for each in usages), sum(each.drafted_tokens for each in usages)
+        assert 0 < accepted < drafted
+
+
 def test_after_a_preemption(
     loaded: LoadedModel, prompts: list[list[int]], sampling: SamplingParams, alone: Answer
 ) -> None:
@@ -177,3 +192,20 @@ def test_after_a_preemption(
 
 def tokens_for(blocks: int) -> list[int]:
     return [5] * (blocks * SIZE)
+
+
+@pytest.mark.parametrize("document", ["lighthouse", "printer"])
+def test_a_summary_takes_fewer_steps_than_it_has_tokens(smollm2: LoadedModel, document: str) -> None:
+    """The answer is the one without guesses, and each step of the model brings at least 1.3 tokens of it."""
+    tokenizer = smollm2.tokenizer
+    text = json.loads(DOCUMENTS.read_text(encoding="utf-8"))[document]
+    chat = [{"role": "user", "content": f"Summarize the following text in a few sentences.\n\n{text}"}]
+    prompt = tokenizer.encode(tokenizer.render_chat(chat), add_special_tokens=False)
+    answers = []
+    for guesses in (0, 8):
+        with engine(smollm2, speculative_tokens=guesses) as harness:
+            harness.submit("a", prompt, 64)
+            answers.append(harness.tokens("a"))
+            steps = len(harness.executor.batches)
+    assert answers[0] == answers[1]
+    assert steps <= len(answers[1]) / 1.3

@@ -463,6 +463,7 @@ class UnreliableBooks(InProcessBooks):
         self.rate = rate
         self.down = False
         self.failures = 0
+        self.failed_verbs = set()
 
     def restart(self):
         """A new process: it knows nothing of what was."""
@@ -472,6 +473,8 @@ class UnreliableBooks(InProcessBooks):
 
     def _maybe(self, verb, *args, **kwargs):
         lost = self.down or self.rng.random() < self.rate
+        if lost:
+            self.failed_verbs.add(verb.__name__)
         if lost and (self.down or self.rng.random() < 0.5):
             self.failures += 1
             raise BooksUnreachable("planted: not carried out")
@@ -489,6 +492,12 @@ class UnreliableBooks(InProcessBooks):
 
     def append(self, updates):
         return self._maybe(super().append, updates)
+
+    def extend(self, updates):
+        return self._maybe(super().extend, updates)
+
+    def truncate(self, *args):
+        return self._maybe(super().truncate, *args)
 
     def fork(self, *args):
         return self._maybe(super().fork, *args)

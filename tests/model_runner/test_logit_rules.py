@@ -138,3 +138,28 @@ def test_what_is_allowed_and_what_a_form_allows() -> None:
     assert {token for token, logit in enumerate(both) if logit != -np.inf} == {33, 49}
     alone = edited(rules_of(SamplingParams(bad_words=((2,),))).edits(PROMPT, VOCABULARY, form))
     assert {token for token, logit in enumerate(alone) if logit != -np.inf} == {33, 49}
+
+
+@given(
+    answer=st.lists(st.integers(0, 12), max_size=12),
+    draft=st.lists(st.integers(0, 12), min_size=1, max_size=6),
+    later=st.lists(st.integers(0, 12), max_size=6),
+    prompt_counts=st.booleans(),
+)
+def test_a_draft_counts_as_if_it_had_been_taken_and_only_while_it_is_looked_at(
+    answer: list[int], draft: list[int], later: list[int], prompt_counts: bool
+) -> None:
+    sampling = SamplingParams(
+        repetition_penalty=1.5 if prompt_counts else 1.0,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        bad_words=((1, 2), (3,), (4, 5, 6)),
+    )
+    stop = StopConditions(min_tokens=8)
+    rules = rules_of(sampling, stop)
+    for number in range(len(draft) + 1):
+        drafted = rules.edits([*PROMPT, *answer], VOCABULARY, draft=draft[:number])
+        fresh = rules_of(sampling, stop).edits([*PROMPT, *answer, *draft[:number]], VOCABULARY)
+        assert edited(drafted) == edited(fresh)
+    after = [*PROMPT, *answer, *later]
+    assert edited(rules.edits(after, VOCABULARY)) == edited(rules_of(sampling, stop).edits(after, VOCABULARY))

@@ -13,7 +13,7 @@ from model_runner.prompt_lookup import PromptLookup
 
 def naive_draft(tokens: Sequence[int], longest: int, count: int) -> list[int]:
     """The same by trying every length, longest first, at every place, latest first."""
-    for length in range(min(longest, len(tokens)), 0, -1):
+    for length in range(min(longest, len(tokens)), 1, -1):
         for place in range(len(tokens) - 1, length - 1, -1):
             if tokens[place - length : place] == tokens[-length:]:
                 period = len(tokens) - place
@@ -23,7 +23,7 @@ def naive_draft(tokens: Sequence[int], longest: int, count: int) -> list[int]:
 
 @given(
     tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40),
-    longest=st.integers(1, 5),
+    longest=st.integers(2, 5),
     count=st.integers(1, 12),
     steps=st.integers(1, 5),
 )
@@ -41,23 +41,25 @@ def test_it_finds_what_a_search_finds(tokens: list[int], longest: int, count: in
         ([], ()),
         ([7], ()),
         ([1, 2, 3], ()),
+        # One token alone is not looked up.
+        ([5, 6, 5], ()),
         # The end of the list is no occurrence of itself; of two earlier ones the later counts.
-        ([1, 8, 1, 9, 1], (9, 1, 9)),
-        # Two tokens decide, though the last one alone has followed something later.
-        ([1, 2, 7, 7, 3, 2, 8, 8, 1, 2], (7, 7, 3)),
-        ([5, 5], (5, 5, 5)),
+        ([1, 2, 8, 1, 2, 9, 1, 2], (9, 1, 2)),
+        # Three tokens decide, though the last two alone have followed something later.
+        ([1, 2, 3, 7, 7, 2, 3, 8, 1, 2, 3], (7, 7, 2)),
+        ([5, 5, 5], (5, 5, 5)),
         ([1, 2, 3, 1, 2, 3], (1, 2, 3)),
         # The largest token id is no neighbour's.
-        ([0, 2**32 - 1, 4, 1, 2**32 - 1], (4, 1, 2**32 - 1)),
+        ([0, 2**32 - 1, 4, 1, 2**32 - 1, 0, 2**32 - 1], (4, 1, 2**32 - 1)),
     ],
 )
 def test_cases(tokens: list[int], expected: tuple[int, ...]) -> None:
-    assert PromptLookup(2).draft(tokens, 3) == expected
+    assert PromptLookup(3).draft(tokens, 3) == expected
 
 
 def test_a_leading_zero_is_a_token_like_any_other() -> None:
-    """The 5 that begins the list is the same number as 0 5, and not the same n-gram: the later 5 decides."""
-    assert PromptLookup(2).draft([5, 1, 5, 2, 0, 5], 1) == (2,)
+    """The 5 6 that begins the list is the same number as 0 5 6, and not the same n-gram: the later 5 6 decides."""
+    assert PromptLookup(3).draft([5, 6, 1, 5, 6, 2, 0, 5, 6], 1) == (2,)
 
 
 def test_a_token_is_read_once() -> None:

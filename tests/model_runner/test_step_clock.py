@@ -105,9 +105,9 @@ class TimedHarness(Harness):
 def test_a_request_by_phases(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five tokens after a prompt of 6 in blocks of 4: Allocate first, Append when a block is full, Free at the end."""
 
-    def slow_sample(logits, rows):
+    def slow_sample(*arguments):
         clock.advance(0.5)
-        return sample(logits, rows)
+        return sample(*arguments)
 
     monkeypatch.setattr(generation, "sample", slow_sample)
     harness = TimedHarness(clock)

@@ -31,23 +31,41 @@ def next_logits(history: Sequence[int]) -> Tensor:
     return torch.tensor([byte / 32 for byte in digest], dtype=torch.float32)
 
 
-def answer(prompt: Sequence[int], count: int, sampling: SamplingParams | None = None, seed: int = 0) -> list[int]:
+def habitual_logits(history: Sequence[int]) -> Tensor:
+    """Mostly a function of the last token, so that what has been is likely to be again; the rest shows a little."""
+    return next_logits(history[-1:]) * 3 + next_logits(history) / 8
+
+
+Model = Callable[[Sequence[int]], Tensor]
+"""From a history to the logits of what follows."""
+
+
+def answer(
+    prompt: Sequence[int],
+    count: int,
+    sampling: SamplingParams | None = None,
+    seed: int = 0,
+    model: Model = next_logits,
+) -> list[int]:
     """The first `count` tokens after `prompt`, drawn one by one without any cache."""
     history = list(prompt)
     for _ in range(count):
         rows = SamplingRows.of([sampling or SamplingParams()], [seed], [len(history)])
-        history.append(int(sample(next_logits(history)[None], rows)))
+        history.append(int(sample(model(history)[None], rows)))
     return history[len(prompt) :]
 
 
 class ToyExecutor:
     """Executes entries on a dictionary of slots. Reading a slot that nobody wrote raises KeyError."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, model: Model = next_logits) -> None:
         self.block_size = block_size
+        self.model = model
         self.slots: dict[int, int] = {}
         self.computed_tokens = 0
         self.steps: list[list[int]] = []
+        self.longest = 0
+        """The most tokens that a sequence had with K/V."""
         self.before_step: dict[int, Callable[[], None]] = {}
         """What happens before the step of that number, in the engine's thread."""
 
@@ -62,6 +80,7 @@ class ToyExecutor:
         for entry in entries:
             for offset, token_id in enumerate(entry.token_ids):
                 self.slots[self._slot(entry, entry.first_position + offset)] = token_id
+        self.longest = max(self.longest, *(entry.first_position + len(entry.token_ids) for entry in entries))
         self.computed_tokens += sum(len(entry.token_ids) for entry in entries)
         rows = [self._logits(entry, back) for entry in entries for back in range(entry.num_logits)[::-1]]
         return torch.stack(rows) if rows else torch.empty(0, VOCAB_SIZE)
@@ -69,7 +88,7 @@ class ToyExecutor:
     def _logits(self, entry: BatchEntry, back: int) -> Tensor:
         """Of the token `back` places before the entry's last."""
         length = entry.first_position + len(entry.token_ids) - back
-        return next_logits([self.slots[self._slot(entry, position)] for position in range(length)])
+        return self.model([self.slots[self._slot(entry, position)] for position in range(length)])
 
     def _slot(self, entry: BatchEntry, position: int) -> int:
         block = entry.block_table[position // self.block_size]

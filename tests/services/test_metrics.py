@@ -173,6 +173,8 @@ def test_the_runner_counts_what_its_engine_tells() -> None:
         name("generation_tokens_total"): 6,
         name("prefill_tokens_total"): 200,
         name("preemptions_total"): 2,
+        name("draft_tokens_total"): 16,
+        name("accepted_draft_tokens_total"): 4,
         name("pauses_total"): 6,
     }
     by_tenant = {(key[0], dict(key[1])["tenant"]): value for key, value in found.items() if "tenant_" in key[0]}
@@ -207,6 +209,8 @@ def usage(*, prompt_tokens: int, cached_tokens: int) -> Usage:
         prefill_seconds=2,
         decode_seconds=4,
         pauses=3,
+        drafted_tokens=8,
+        accepted_tokens=2,
     )
 
 

@@ -26,6 +26,28 @@ def test_the_kernels_promise_the_same_bits(capsys: pytest.CaptureFixture[str]) -
     assert "deterministic: yes, in any batch\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "facts", "line"),
+    [
+        ({}, (0, 3), "off"),
+        (
+            {"speculative_tokens": 8, "speculative_ngram": 2},
+            (8, 2),
+            "up to 8 tokens a step, by n-grams of 2 and less",
+        ),
+    ],
+)
+def test_a_start_tells_whether_tokens_are_guessed(
+    given: dict[str, int], facts: tuple[int, int], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup = set_up_model(settings(**given))
+    described = setup.describe("p")
+    assert (described.speculative_tokens, described.speculative_ngram) == facts
+    limits = setup.options.limits
+    assert (limits.speculative_tokens, limits.speculative_ngram) == facts
+    assert f"speculation: {line}\n" in capsys.readouterr().err
+
+
 @needs_kernels
 @pytest.mark.parametrize("backend", ["cpu_torch", "reference"])
 def test_other_attention_promises_nothing(backend: str, capsys: pytest.CaptureFixture[str]) -> None:

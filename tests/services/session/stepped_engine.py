@@ -16,7 +16,7 @@ from services.session.check import violations
 from services.session.limits import SessionLimits
 from services.session.mirror import Mirror
 from services.session_books import SessionBooks
-from tests.model_runner.toy_model import ToyExecutor, ToyTokenizer
+from tests.model_runner.toy_model import Model, ToyExecutor, ToyTokenizer, next_logits
 from tests.services.session.bad_channel import FakeClock, FakeServer
 
 STEP_SECONDS = 0.005
@@ -56,13 +56,14 @@ class Bench:
         lease_blocks: int = 4,
         cache: CacheOptions = DEFAULT_CACHE,
         limits: SessionLimits = LIMITS,
+        model: Model = next_logits,
         **scheduling: int,
     ) -> None:
         self.server = server
         self.books = SessionBooks(
             server.dial, cache=cache, lease_blocks=lease_blocks, limits=limits, clock=server.clock
         )
-        self.executor = ToyExecutor(block_size)
+        self.executor = ToyExecutor(block_size, model)
         self.states: list[EngineState] = []
         self.items: dict[str, list[Chunk | Failure]] = defaultdict(list)
         options = EngineOptions(

@@ -12,7 +12,7 @@ from model_runner.engine_types import EngineState
 from model_runner.request import BeamSearch
 from services.cache_options import CacheOptions
 from tests.model_runner.naive_beams import naive_search
-from tests.model_runner.toy_model import answer
+from tests.model_runner.toy_model import Model, answer, habitual_logits, next_logits
 from tests.services.session.bad_channel import FakeClock, FakeServer, Faults
 from tests.services.session.stepped_engine import Bench
 
@@ -28,6 +28,27 @@ def test_an_undisturbed_run() -> None:
     assert bench.tokens("a") == answer(prompt, 20)
     bench.assert_books_agree()
     assert bench.states == [EngineState.SERVING]
+
+
+def test_guesses_of_an_undisturbed_run_cost_no_session() -> None:
+    """Blocks for guesses are told and taken back, asks for room are under way meanwhile, and both sides agree."""
+    bench = Bench(FakeServer(FakeClock()), model=habitual_logits, num_blocks=120, speculative_tokens=6)
+    bench.until_served()
+    prompts = {str(number): list(range(number, 20 + 2 * number)) for number in range(6)}
+    for name, prompt in prompts.items():
+        bench.submit(name, prompt, 40)
+    while bench.engine.requests():
+        bench.turn(3)
+        bench.books._opened.settle(1.0)
+        bench.assert_books_agree()
+    for name, prompt in prompts.items():
+        assert bench.tokens(name) == answer(prompt, 40, model=habitual_logits)
+    assert bench.server.truncations > 0
+    assert bench.server.refusals == []
+    assert bench.books.status().restores == 0
+
+
+ROUGH = Faults(lost=0.03, doubled=0.05, delayed=0.2, delay=0.1, cut=0.01)
 
 
 @pytest.mark.parametrize("width", [2, 4])
@@ -82,9 +103,31 @@ def test_beam_searches_over_a_rough_channel(seed: int) -> None:
 @pytest.mark.parametrize("index", [IndexKind.HASH, IndexKind.RADIX, IndexKind.NONE])
 @pytest.mark.parametrize("seed", range(8))
 def test_nothing_is_lost_and_nothing_is_wrong(seed: int, index: IndexKind) -> None:
+    check_answers(seed, index, next_logits)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_guesses_are_taken_back_whatever_happens_to_the_session(seed: int) -> None:
+    """The model repeats itself, so that guesses are right and wrong, with blocks that are told and taken back."""
+    bench = check_answers(seed, IndexKind.HASH, habitual_logits, speculative_tokens=6)
+    usages = [item.usage for items in bench.items.values() for item in items if item.usage is not None]
+    accepted, drafted = sum(each.accepted_tokens for each in usages), sum(each.drafted_tokens for each in usages)
+    assert 0 < accepted < drafted
+    assert bench.server.truncations > 0
+
+
+def check_answers(seed: int, index: IndexKind, model: Model, **scheduling: int) -> Bench:
+    """40 requests over a rough channel, with aborts, kills and stops: all that ends is right, and nothing is left."""
     rng = random.Random(seed)
     server = FakeServer(FakeClock(), rng=random.Random(seed + 1), faults=ROUGH)
-    bench = Bench(server, num_blocks=rng.choice([30, 65]), cache=CacheOptions(index=index), max_sequences=8)
+    bench = Bench(
+        server,
+        num_blocks=rng.choice([30, 65]),
+        cache=CacheOptions(index=index),
+        max_sequences=8,
+        model=model,
+        **scheduling,
+    )
     bench.until_served()
     shared = [rng.randrange(40) for _ in range(24)]
     plans = {}
@@ -110,9 +153,11 @@ def test_nothing_is_lost_and_nothing_is_wrong(seed: int, index: IndexKind) -> No
     for number, (prompt, count, choices) in plans.items():
         if number not in aborted:
             for choice in range(choices):
-                assert bench.tokens(number, choice) == answer(prompt, count)
+                assert bench.tokens(number, choice) == answer(prompt, count, model=model)
     bench.assert_books_agree()
     assert not bench.mirror.live
+    assert server.refusals == []
+    return bench
 
 
 @pytest.mark.parametrize("seed", range(4))

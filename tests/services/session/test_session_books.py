@@ -287,6 +287,40 @@ def test_the_refusal_of_an_ask_that_the_lease_has_served_since_changes_nothing()
     assert pool.check().violations == ()
 
 
+def test_copies_that_an_answer_brings_are_handed_out_with_room_for_guesses() -> None:
+    """The first writer after a fork waits for its copy; the answer comes while a third sequence asks for room."""
+    runner = Runner()
+    admit(runner, "a", 6)
+    admit(runner, "c", 5)
+    runner.books.fork("a", ["b"])
+    runner.server.stop()
+    growth = runner.books.append([SequenceUpdate("a", [7], 6)])
+    assert growth is not None
+    assert growth.stalled == frozenset({"a"})
+    runner.server.go_on()
+    runner.clock.now += 0.01
+    growth = runner.books.extend([SequenceUpdate("c", [8, 9], 5)])
+    assert growth.stalled == frozenset()
+    assert [copy.num_tokens for grant in growth.grants for copy in grant.copies] == [2]
+
+
+def test_guesses_leave_half_of_the_lease_and_wait_for_nobody() -> None:
+    runner = Runner(lease=3)
+    for name in "abc":
+        admit(runner, name, 4)
+    runner.flush(2)
+    runner.server.stop()
+    waits = runner.waits[:]
+    guesses = [SequenceUpdate(name, [7], 4) for name in "abc"]
+    growth = runner.books.extend(guesses)
+    # Half of 3 is 1, and half of the 2 that are left is 1.
+    assert (len(growth.grants), growth.stalled) == (2, frozenset({"c"}))
+    runner.flush(PACE_STEPS)
+    runner.clock.now += 1
+    assert runner.books.extend(guesses[2:]) == Growth([], frozenset({"c"})), "the KV manager is late"
+    assert runner.waits == waits
+
+
 def test_decode_speaks_in_every_second_step_and_never_waits() -> None:
     size, steps = 16, 96
     runner = Runner(lease=16, facts=PoolFacts(400, size, bytes_per_block=0, model_fingerprint="m"))
