@@ -60,7 +60,7 @@ class Setup:
             eos_token_ids=sorted(self.options.eos_token_ids),
             has_chat_template=self.tokenizer.chat_template is not None,
             weights_dtype=self.loaded.weights_form,
-            kv_dtype=_dtype_name(self.backend.shape.dtype),
+            kv_dtype=_dtype_name(self.backend.shape.kv_dtype),
             attention_backend=self.backend.name,
             block_size=facts.block_size,
             num_blocks=facts.num_blocks,
@@ -182,7 +182,7 @@ def _backend(
         head_dim=config.head_dim,
         block_size=memory.block_size,
         num_blocks=num_blocks,
-        dtype=dtype,
+        kv_dtype=dtype,
         device=device,
         sliding_window=config.sliding_window,
     )

@@ -6,11 +6,12 @@ from model_runner.attention.backend import AttentionBackend, AttentionShape
 from model_runner.attention.cpu import CpuAttention
 from model_runner.attention.cpu_torch import TorchCpuAttention
 from model_runner.attention.reference import ReferenceAttention
+from model_runner.attention.triton import TritonAttention
 
 __all__ = ["BACKENDS", "AttentionBackend", "AttentionShape", "create_backend"]
 
 BACKENDS: dict[str, type[AttentionBackend]] = {
-    each.name: each for each in (CpuAttention, TorchCpuAttention, ReferenceAttention)
+    each.name: each for each in (TritonAttention, CpuAttention, TorchCpuAttention, ReferenceAttention)
 }
 
 
@@ -23,6 +24,6 @@ def create_backend(name: str, shape: AttentionShape) -> AttentionBackend:
         name = CpuAttention.name if shape.device.type == "cpu" else ReferenceAttention.name
     if name not in BACKENDS:
         raise ValueError(f"there is no attention backend {name!r}; there are auto, {', '.join(sorted(BACKENDS))}")
-    if name == CpuAttention.name and not CpuAttention.can_have(shape):
+    if name == CpuAttention.name and CpuAttention.why_not(shape) is not None:
         name = TorchCpuAttention.name
     return BACKENDS[name](shape)

@@ -1,0 +1,123 @@
+"""The table of cases on every attention backend; GPU kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_runner import native
+from model_runner.attention import BACKENDS, AttentionBackend, AttentionShape
+from model_runner.attention.triton import Tiling, TritonAttention
+from model_runner.books import CopyOrder
+from tests.model_runner.attention_cases import CASES, PROPERTIES, Case, pairs_of
+from tests.model_runner.attention_world import BF16_TOLERANCE, CPU, World, assert_near
+
+
+def make_triton(shape: AttentionShape) -> AttentionBackend:
+    """Small tiles, so that short sequences are cut into several tiles and parts."""
+    return TritonAttention(shape, Tiling(rows=64, keys=32, part=64))
+
+
+MAKERS = {**{name: BACKENDS[name] for name in ("reference", "cpu_torch", "cpu")}, "triton": make_triton}
+SHAPES = {name: BACKENDS[name] for name in MAKERS}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread(torch_threads: None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def cases_of(name: str) -> list[Case]:
+    return [case for case in CASES if SHAPES[name].why_not_shape(case.shape) is None]
+
+
+def skip_unless_here(name: str) -> None:
+    reason = SHAPES[name].why_not_here(CPU)
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [pytest.param(name, case, id=f"{name}-{case}") for name in MAKERS for case in cases_of(name)]
+)
+def test_rows_are_those_of_dense_attention(name: str, case: Case) -> None:
+    skip_unless_here(name)
+    case.check(MAKERS[name])
+
+
+def test_each_pair_of_values_is_in_a_case() -> None:
+    found = set().union(*map(pairs_of, CASES))
+    for (one, firsts), (other, seconds) in itertools.combinations(PROPERTIES.items(), 2):
+        for first, second in itertools.product(firsts, seconds):
+            assert ((one, first), (other, second)) in found
+
+
+def test_who_refuses_what() -> None:
+    """A backend that refused too much would pass all that is left."""
+    refused = {name: [case for case in CASES if case not in cases_of(name)] for name in MAKERS}
+    assert refused["reference"] == refused["cpu_torch"] == refused["triton"] == []
+    for case in CASES:
+        is_known = case.types in ("float32", "float32 over bfloat16", "bfloat16") and case.cap is None
+        assert (case in refused["cpu"]) == (not is_known)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_no_query_sees_any_more_is_not_read(name: str) -> None:
+    """Blocks behind the window may be another's by now: here they are NaN."""
+    skip_unless_here(name)
+    shape = Case("gqa2", "float32", 64, "mixed", 8, 12, None).shape
+    world = World(MAKERS[name], shape, [33])
+    (sequence,) = world.sequences
+    world.step([(0, 29)])
+    # The query at position 29 sees keys 18 to 29: blocks 0 and 1 of 8 tokens are behind, 2 is seen in part.
+    world.backend.poison(sequence.table[:2])
+    (chunk,) = world.step([(0, 3)])
+    (token,) = world.step([(0, 1)])
+    assert_near(torch.cat([chunk, token], dim=1), sequence.expected(shape)[:, 29:])
+
+
+def _untouched(size: Sequence[int], *, dtype: torch.dtype, device: object = None) -> Tensor:
+    """Zeros that take memory only where they are written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize, flags=flags)
+    return torch.frombuffer(memory, dtype=dtype).view(*size)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_offsets_beyond_31_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences, and a copy, in the last blocks of a cache of more than 2**31 numbers."""
+    skip_unless_here(name)
+    shape = replace(Case("gqa2", "float32 over bfloat16", 256, "mixed", 16, None, None).shape, num_kv_heads=1)
+    world = World(MAKERS[name], shape, [40, 20, 21])
+    num_blocks = 2**31 // (16 * 256) + world.shape.num_blocks
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "zeros", _untouched)
+        patched.setattr(native, "zeros", lambda size, dtype: _untouched(size, dtype=dtype))
+        world.backend = MAKERS[name](replace(shape, num_blocks=num_blocks))
+    if name == "triton":
+        # The interpreter would copy the cache to itself, and so touch all of it.
+        monkeypatch.setattr("triton.runtime.interpreter.GridExecutor._restore_args_dev", lambda *_: None)
+    for sequence in world.sequences:
+        sequence.table = [num_blocks - 1 - block for block in sequence.table]
+        world.backend.poison(sequence.table)
+    assert min(min(sequence.table) for sequence in world.sequences) * 16 * 256 >= 2**31
+    first, parent, child = world.sequences
+    for theirs, mine in ((parent.keys, child.keys), (parent.values, child.values)):
+        mine[:, :20] = theirs[:, :20]
+    outputs = world.step([(0, 30), (1, 20)])
+    child.computed, child.table[0] = 20, parent.table[0]
+    world.backend.copy_blocks([CopyOrder(parent.table[1], child.table[1], 4)])
+    outputs += world.step([(0, 10), (2, 1)])
+    expected = [first.expected(shape)[:, :30], parent.expected(shape), first.expected(shape)[:, 30:]]
+    for rows, wanted in zip(outputs, [*expected, child.expected(shape)[:, 20:]], strict=True):
+        assert_near(rows, wanted, BF16_TOLERANCE)
