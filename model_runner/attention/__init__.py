@@ -5,13 +5,23 @@ from __future__ import annotations
 from model_runner.attention.backend import AttentionBackend, AttentionShape
 from model_runner.attention.cpu import CpuAttention
 from model_runner.attention.cpu_torch import TorchCpuAttention
+from model_runner.attention.flash_attn import FlashAttention
+from model_runner.attention.flashinfer import FlashInferAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.triton import TritonAttention
 
 __all__ = ["BACKENDS", "AttentionBackend", "AttentionShape", "create_backend"]
 
 BACKENDS: dict[str, type[AttentionBackend]] = {
-    each.name: each for each in (TritonAttention, CpuAttention, TorchCpuAttention, ReferenceAttention)
+    each.name: each
+    for each in (
+        FlashInferAttention,
+        FlashAttention,
+        TritonAttention,
+        CpuAttention,
+        TorchCpuAttention,
+        ReferenceAttention,
+    )
 }
 
 

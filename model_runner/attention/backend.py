@@ -135,3 +135,9 @@ def capped(scores: Tensor, cap: float | None) -> Tensor:
 def name_of(dtype: torch.dtype) -> str:
     """'bfloat16' and the like."""
     return str(dtype).removeprefix("torch.")
+
+
+def lacks(device: torch.device, least: tuple[int, int]) -> str | None:
+    """What a GPU lacks of a compute capability, in a phrase; None when nothing."""
+    has = torch.cuda.get_device_capability(device)
+    return f"the GPU is sm{has[0]}{has[1]}, below sm{least[0]}{least[1]}" if has < least else None

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from model_runner.attention.backend import AttentionShape, name_of
-from model_runner.attention.nhd import NhdAttention
+from model_runner.attention.backend import AttentionShape, lacks, name_of
+from model_runner.attention.nhd import GpuAttention, why_no_triton
 from model_runner.batch import StepBatch
-from model_runner.books import CopyOrder
 
 _FP8_CAPABILITY = (8, 9)
 _LEAST_CAPABILITY = (8, 0)
 """Triton has no tensor cores of older GPUs."""
-_COPY_LANES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +44,7 @@ class _Tiles:
         return len(self.sequences)
 
 
-class TritonAttention(NhdAttention):
+class TritonAttention(GpuAttention):
     """Single tokens are computed in parts of their keys that are merged, longer runs of tokens in tiles of rows."""
 
     name = "triton"
@@ -58,7 +52,6 @@ class TritonAttention(NhdAttention):
     def __init__(self, shape: AttentionShape, tiling: Tiling | None = None) -> None:
         """The shape must be one that why_not() has nothing against."""
         super().__init__(shape)
-        self._kernels: Any = importlib.import_module("model_runner.attention.triton_kernels")
         self._tiling = tiling or tiling_for(shape)
         self._batch: StepBatch
         self._single: _Tiles
@@ -66,13 +59,8 @@ class TritonAttention(NhdAttention):
 
     @classmethod
     def why_not_here(cls, device: torch.device) -> str | None:
-        if importlib.util.find_spec("triton") is None:
-            return "triton is not installed"
-        if os.environ.get("TRITON_INTERPRET") == "1":
-            return None
-        if device.type != "cuda":
-            return f"the device is {device}"
-        return lacks(device, _LEAST_CAPABILITY)
+        reason = why_no_triton(device)
+        return lacks(device, _LEAST_CAPABILITY) if reason is None and device.type == "cuda" else reason
 
     @classmethod
     def why_not_shape(cls, shape: AttentionShape) -> str | None:
@@ -96,27 +84,6 @@ class TritonAttention(NhdAttention):
         if len(self._single):
             self._attend_single(layer, queries, output)
         return output
-
-    def copy_blocks(self, copies: Sequence[CopyOrder]) -> None:
-        """One launch for all copies and layers."""
-        if not copies:
-            return
-        shape = self.shape
-        orders = torch.tensor(
-            [(copy.source, copy.target, copy.num_tokens) for copy in copies], dtype=torch.int32, device=shape.device
-        )
-        slot = shape.num_kv_heads * shape.head_dim
-        parts = -(-shape.block_size * slot // _COPY_LANES)
-        self._kernels.copy_blocks[(shape.num_layers, parts)](
-            self.keys,
-            self.values,
-            orders,
-            len(copies),
-            self.keys.stride(0),
-            self.keys.stride(1),
-            SLOT_NUMBERS=slot,
-            LANES=_COPY_LANES,
-        )
 
     def _write(self, layer: int, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
         shape = self.shape
@@ -230,12 +197,6 @@ def tiling_for(shape: AttentionShape) -> Tiling:
     return Tiling(rows=max(64 if shape.head_dim <= 128 else 32, _power_of_two(shape.group_size)), keys=keys)
 
 
-def lacks(device: torch.device, least: tuple[int, int]) -> str | None:
-    """What a GPU lacks of a compute capability, in a phrase; None when nothing."""
-    has = torch.cuda.get_device_capability(device)
-    return f"the GPU is sm{has[0]}{has[1]}, below sm{least[0]}{least[1]}" if has < least else None
-
-
 def _rows(tensor: Tensor) -> Tensor:
     """The same with each token's heads side by side; rows may stay apart from each other."""
     return tensor if tensor.stride()[1:] == (tensor.shape[2], 1) else tensor.contiguous()
@@ -247,4 +208,4 @@ def _power_of_two(number: int) -> int:
 
 
 def _to_device(numbers: list[int], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.array(numbers, dtype=np.int32)).to(device)
+    return torch.from_numpy(np.array(numbers, dtype=np.int32)).to(device, non_blocking=True)

@@ -14,10 +14,13 @@ from torch import Tensor
 
 from model_runner import native
 from model_runner.attention import BACKENDS, AttentionBackend, AttentionShape
+from model_runner.attention.flash_attn import VERSIONS, FlashAttention
+from model_runner.attention.flashinfer import FlashInferAttention
 from model_runner.attention.triton import Tiling, TritonAttention
 from model_runner.books import CopyOrder
+from tests.model_runner import gpu_doubles
 from tests.model_runner.attention_cases import CASES, PROPERTIES, Case, pairs_of
-from tests.model_runner.attention_world import BF16_TOLERANCE, CPU, World, assert_near
+from tests.model_runner.attention_world import BF16_TOLERANCE, CPU, Maker, World, assert_near, mixed
 
 
 def make_triton(shape: AttentionShape) -> AttentionBackend:
@@ -25,8 +28,24 @@ def make_triton(shape: AttentionShape) -> AttentionBackend:
     return TritonAttention(shape, Tiling(rows=64, keys=32, part=64))
 
 
-MAKERS = {**{name: BACKENDS[name] for name in ("reference", "cpu_torch", "cpu")}, "triton": make_triton}
-SHAPES = {name: BACKENDS[name] for name in MAKERS}
+def make_flashinfer(shape: AttentionShape) -> AttentionBackend:
+    return FlashInferAttention(shape, gpu_doubles.flashinfer, workspace_bytes=16)
+
+
+def make_flash_attn(shape: AttentionShape) -> AttentionBackend:
+    """Version 3, the only one that reads blocks of such sizes."""
+    return FlashAttention(shape, VERSIONS[0], gpu_doubles.flash_attn_3)
+
+
+MAKERS: dict[str, Maker] = {
+    **{name: BACKENDS[name] for name in ("reference", "cpu_torch", "cpu")},
+    "triton": make_triton,
+    "flashinfer": make_flashinfer,
+    "flash_attn": make_flash_attn,
+}
+DOUBLES = ("flashinfer", "flash_attn")
+"""Backends whose kernels are played by doubles; what the kernels themselves read, only a GPU can tell."""
+OURS = [name for name in MAKERS if name not in DOUBLES]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,11 +57,11 @@ def one_thread(torch_threads: None) -> Iterator[None]:
 
 
 def cases_of(name: str) -> list[Case]:
-    return [case for case in CASES if SHAPES[name].why_not_shape(case.shape) is None]
+    return [case for case in CASES if BACKENDS[name].why_not_shape(case.shape) is None]
 
 
 def skip_unless_here(name: str) -> None:
-    reason = SHAPES[name].why_not_here(CPU)
+    reason = None if name in DOUBLES else BACKENDS[name].why_not_here(CPU)
     if reason is not None:
         pytest.skip(reason)
 
@@ -67,11 +86,29 @@ def test_who_refuses_what() -> None:
     refused = {name: [case for case in CASES if case not in cases_of(name)] for name in MAKERS}
     assert refused["reference"] == refused["cpu_torch"] == refused["triton"] == []
     for case in CASES:
+        is_small = case.types in ("float16", "bfloat16")
+        is_known = (is_small or case.types.endswith("16 over fp8")) and case.head_dim in (64, 128, 256)
+        assert (case in refused["flashinfer"]) == (not is_known or "float32" in case.types)
+        assert (case in refused["flash_attn"]) == (not is_small)
         is_known = case.types in ("float32", "float32 over bfloat16", "bfloat16") and case.cap is None
         assert (case in refused["cpu"]) == (not is_known)
 
 
 @pytest.mark.parametrize("name", MAKERS)
+def test_where_blocks_lie_does_not_change_a_bit(name: str) -> None:
+    skip_unless_here(name)
+    shape = Case("gqa3", "float16" if name in DOUBLES else "float32", 64, "mixed", 8, None, None).shape
+    lengths, steps = mixed(8)
+    world = World(MAKERS[name], shape, lengths)
+    expected = world.rows(steps)
+    for sequence in world.sequences:
+        sequence.table = [world.shape.num_blocks - block for block in sequence.table]
+    world.restart(MAKERS[name])
+    for rows, before in zip(world.rows(steps), expected, strict=True):
+        assert torch.equal(rows, before)
+
+
+@pytest.mark.parametrize("name", OURS)
 def test_what_no_query_sees_any_more_is_not_read(name: str) -> None:
     """Blocks behind the window may be another's by now: here they are NaN."""
     skip_unless_here(name)
@@ -93,7 +130,7 @@ def _untouched(size: Sequence[int], *, dtype: torch.dtype, device: object = None
     return torch.frombuffer(memory, dtype=dtype).view(*size)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", OURS)
 def test_offsets_beyond_31_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences, and a copy, in the last blocks of a cache of more than 2**31 numbers."""
     skip_unless_here(name)

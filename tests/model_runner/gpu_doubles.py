@@ -1,0 +1,372 @@
+"""Doubles of FlashInfer and FlashAttention in plain torch: each call does what its documentation says.
+
+A call is bound to the signature that was recorded of the real function, and refused where the real one is documented,
+or was seen in its sources, to refuse it or to read something else than was meant.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen
+
+from tests.model_runner.record_signatures import signature_from
+
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "gpu_signatures.json").read_text())
+LOG2_E = 1.4426950408889634
+Cache = tuple[Tensor, Tensor]
+
+
+def checked(package: str, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Binds each call to what was recorded of a package's function."""
+    return bound_to(signature_from(RECORDED[package][name]))
+
+
+def bound_to(signature: inspect.Signature) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Binds each call to a signature, before it goes on with what was bound."""
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            return function(**bound.arguments)
+
+        return call
+
+    return wrap
+
+
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool, window_left: int, cap: float
+) -> tuple[Tensor, Tensor]:
+    """One sequence: queries [q, heads, dim] over keys and values [k, kv heads, dim].
+
+    The mask is aligned to the end. A query sees window_left keys before its own, or all for -1. Returns float32
+    [q, heads, dim] and the base-2 logarithms of the sums of exponentials, float32 [q, heads].
+    """
+    group = queries.shape[1] // keys.shape[1]
+    keys, values = (each.float().repeat_interleave(group, dim=1) for each in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", queries.float(), keys) * scale
+    if cap > 0:
+        scores = cap * torch.tanh(scores / cap)
+    position = torch.arange(len(keys) - len(queries), len(keys))[:, None]
+    key = torch.arange(len(keys))[None, :]
+    hidden = torch.zeros(len(queries), len(keys), dtype=torch.bool)
+    if causal:
+        hidden |= key > position
+    if window_left >= 0:
+        hidden |= key < position - window_left
+    scores = scores.masked_fill(hidden, float("-inf"))
+    sums = scores.logsumexp(dim=-1)
+    output = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values)
+    return output, sums.T * LOG2_E
+
+
+def merge(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Two parts of the keys of the same queries, sums in base 2, become one."""
+    both = torch.stack([sums, other_sums])
+    weights = torch.exp2(both - both.max(dim=0).values)
+    merged = (weights[0, ..., None] * out + weights[1, ..., None] * other) / weights.sum(dim=0)[..., None]
+    return merged, torch.log2(weights.sum(dim=0)) + both.max(dim=0).values
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What plan() was told; queries and pages of a sequence are between the offsets."""
+
+    query_indptr: list[int]
+    indptr: list[int]
+    indices: Tensor
+    last_page_len: list[int]
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    causal: bool
+    options: dict[str, Any]
+
+
+def planned(
+    query_indptr: Tensor,
+    indptr: Tensor,
+    indices: Tensor,
+    last_page_len: Tensor,
+    sizes: Sequence[int],
+    causal: bool,
+    options: dict[str, Any],
+) -> Plan:
+    """Refuses what FlashInfer takes for something else without a word: other integers, pages that hold no token."""
+    for each in (query_indptr, indptr, indices, last_page_len):
+        assert each.dtype == torch.int32
+        assert each.dim() == 1
+    assert len(query_indptr) == len(indptr) == len(last_page_len) + 1
+    assert query_indptr[0] == indptr[0] == 0
+    assert indptr[-1] == len(indices)
+    assert (indptr.diff() > 0).all()
+    num_qo_heads, num_kv_heads, head_dim, page_size = sizes
+    assert num_qo_heads % num_kv_heads == 0
+    assert head_dim in (64, 128, 256)
+    assert ((last_page_len >= 1) & (last_page_len <= page_size)).all()
+    options = {"q_data_type": torch.float16, "window_left": -1, "logits_soft_cap": None, "sm_scale": None} | options
+    return Plan(
+        query_indptr.tolist(), indptr.tolist(), indices, last_page_len.tolist(), *sizes, causal=causal, options=options
+    )
+
+
+def run_plan(plan: Plan, queries: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+    """All sequences of a plan, in the queries' dtype, with their sums."""
+    options = plan.options
+    assert queries.is_contiguous()
+    assert queries.dtype == options["q_data_type"]
+    assert queries.shape == (plan.query_indptr[-1], plan.num_qo_heads, plan.head_dim)
+    for each in cache:
+        assert each.dtype == (options.get("kv_data_type") or options["q_data_type"])
+        assert each.shape[1:] == (plan.page_size, plan.num_kv_heads, plan.head_dim)
+    outputs, sums = zip(*(_run_sequence(plan, row, queries, cache) for row in range(len(plan.indptr) - 1)), strict=True)
+    return torch.cat(outputs).to(queries.dtype), torch.cat(sums)
+
+
+def _run_sequence(plan: Plan, row: int, queries: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+    options = plan.options
+    pages = plan.indices[plan.indptr[row] : plan.indptr[row + 1]].long()
+    length = (len(pages) - 1) * plan.page_size + plan.last_page_len[row]
+    keys, values = (each[pages].flatten(0, 1)[:length] for each in cache)
+    scale = options["sm_scale"] or plan.head_dim**-0.5
+    here = queries[plan.query_indptr[row] : plan.query_indptr[row + 1]]
+    return attend(here, keys, values, scale, plan.causal, options["window_left"], options["logits_soft_cap"] or 0.0)
+
+
+def _check_workspace(workspace: Tensor, kv_layout: str) -> None:
+    assert workspace.dtype == torch.uint8
+    assert not workspace.any()
+    assert kv_layout == "NHD"
+
+
+class _Decode:
+    @checked("flashinfer", "BatchDecodeWithPagedKVCacheWrapper.__init__")
+    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", use_tensor_cores: bool = False) -> None:
+        _check_workspace(float_workspace_buffer, kv_layout)
+        self._use_tensor_cores = use_tensor_cores
+
+    @checked("flashinfer", "BatchDecodeWithPagedKVCacheWrapper.plan")
+    def plan(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        **options: Any,
+    ) -> None:
+        if not self._use_tensor_cores and num_qo_heads // num_kv_heads not in (1, 2, 3, 4, 6, 8, 16):
+            raise RuntimeError(f"Unsupported group_size: {num_qo_heads // num_kv_heads}")
+        one_query_each = torch.arange(len(indptr), dtype=torch.int32)
+        sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        self._plan = planned(one_query_each, indptr, indices, last_page_len, sizes, False, options)
+
+    @checked("flashinfer", "BatchDecodeWithPagedKVCacheWrapper.run")
+    def run(self, q: Tensor, paged_kv_cache: Cache) -> Tensor:
+        return run_plan(self._plan, q, paged_kv_cache)[0]
+
+
+class _Prefill:
+    @checked("flashinfer", "BatchPrefillWithPagedKVCacheWrapper.__init__")
+    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
+        _check_workspace(float_workspace_buffer, kv_layout)
+
+    @checked("flashinfer", "BatchPrefillWithPagedKVCacheWrapper.plan")
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        causal: bool = False,
+        **options: Any,
+    ) -> None:
+        sizes = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
+        pages = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        self._plan = planned(qo_indptr, *pages, sizes, causal, options)
+
+    @checked("flashinfer", "BatchPrefillWithPagedKVCacheWrapper.run")
+    def run(self, q: Tensor, paged_kv_cache: Cache, return_lse: bool = False) -> Any:
+        output, sums = run_plan(self._plan, q, paged_kv_cache)
+        return (output, sums) if return_lse else output
+
+
+class _Cascade:
+    """One prefill for each level, of which only the last is causal; their results are merged."""
+
+    @checked("flashinfer", "MultiLevelCascadeAttentionWrapper.__init__")
+    def __init__(self, num_levels: int, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
+        self._levels = [_Prefill(float_workspace_buffer, kv_layout) for _ in range(num_levels)]
+
+    @checked("flashinfer", "MultiLevelCascadeAttentionWrapper.plan")
+    def plan(
+        self,
+        qo_indptr_arr: list[Tensor],
+        paged_kv_indptr_arr: list[Tensor],
+        paged_kv_indices_arr: list[Tensor],
+        paged_kv_last_page_len: list[Tensor],
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        causal: bool = False,
+        **options: Any,
+    ) -> None:
+        levels = zip(
+            self._levels, qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len, strict=True
+        )
+        sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        for level, *arrays in levels:
+            level.plan(*arrays, *sizes, causal=causal and level is self._levels[-1], **options)
+
+    @checked("flashinfer", "MultiLevelCascadeAttentionWrapper.run")
+    def run(self, q: Tensor, paged_kv_cache: Cache) -> Tensor:
+        output, sums = self._levels[-1].run(q, paged_kv_cache, return_lse=True)
+        for level in self._levels[:-1]:
+            output, sums = merge(output, sums, *level.run(q, paged_kv_cache, return_lse=True))
+        return output.to(q.dtype)
+
+
+@checked("flashinfer", "append_paged_kv_cache")
+def _append(
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    paged_kv_cache: Cache,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
+    """The pages must have room for what is appended. What is given is read as numbers of the cache's dtype."""
+    assert kv_layout == "NHD"
+    for each in (batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len):
+        assert each.dtype == torch.int32
+    page_size = paged_kv_cache[0].shape[1]
+    for cache, new in zip(paged_kv_cache, (append_key, append_value), strict=True):
+        assert new.dtype == cache.dtype
+        assert new.stride(-1) == 1
+        assert cache.shape[-1] in (64, 128, 256)
+        for row, (sequence, position) in enumerate(zip(batch_indices.tolist(), positions.tolist(), strict=True)):
+            pages = kv_indices[kv_indptr[sequence] : kv_indptr[sequence + 1]]
+            assert position < (len(pages) - 1) * page_size + kv_last_page_len[sequence]
+            cache[pages[position // page_size], position % page_size] = new[row]
+
+
+flashinfer = SimpleNamespace(
+    BatchDecodeWithPagedKVCacheWrapper=_Decode,
+    BatchPrefillWithPagedKVCacheWrapper=_Prefill,
+    MultiLevelCascadeAttentionWrapper=_Cascade,
+    append_paged_kv_cache=_append,
+)
+
+
+def _flash(
+    q: Tensor,
+    caches: Cache,
+    offsets: Tensor,
+    lengths: list[int],
+    tables: Tensor,
+    scale: float | None,
+    window: tuple[int, int],
+    cap: float,
+) -> Tensor:
+    """Causal, and aligned to the end of each sequence, whose keys are in the blocks of its row of the tables."""
+    assert q.dtype == caches[0].dtype == caches[1].dtype
+    assert q.dtype in (torch.float16, torch.bfloat16)
+    assert offsets.dtype == tables.dtype == torch.int32
+    outputs = []
+    for row, length in enumerate(lengths):
+        keys, values = (each[tables[row].long()].flatten(0, 1)[:length] for each in caches)
+        here = q[offsets[row] : offsets[row + 1]]
+        outputs.append(attend(here, keys, values, scale or q.shape[-1] ** -0.5, True, window[0], cap)[0])
+    return torch.cat(outputs).to(q.dtype)
+
+
+@checked("flash_attn_interface", "flash_attn_with_kvcache")
+def flash_attn_3(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor,
+    page_table: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+) -> Tensor:
+    assert causal
+    assert cache_seqlens.dtype == torch.int32
+    assert max_seqlen_q == cu_seqlens_q.diff().max()
+    lengths = cache_seqlens.tolist()
+    return _flash(q, (k_cache, v_cache), cu_seqlens_q, lengths, page_table, softmax_scale, window_size, softcap)
+
+
+@checked("flash_attn", "flash_attn_varlen_func")
+def flash_attn_2(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    block_table: Tensor | None = None,
+) -> Tensor:
+    assert causal
+    assert block_table is not None
+    assert k.shape[1] % 256 == 0
+    assert cu_seqlens_k.dtype == torch.int32
+    lengths = cu_seqlens_k.diff().tolist()
+    assert (max_seqlen_q, max_seqlen_k) == (cu_seqlens_q.diff().max(), max(lengths))
+    return _flash(q, (k, v), cu_seqlens_q, lengths, block_table, softmax_scale, window_size, softcap)
+
+
+@bound_to(inspect.signature(varlen.varlen_attn))
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: Tensor,
+    block_table: Tensor,
+    num_splits: int | None = None,
+) -> Tensor:
+    """torch.nn.attention.varlen's: a window of (n, 0) is causal."""
+    assert key.shape[1] % 256 == 0
+    assert window_size[1] == 0
+    assert enable_gqa or query.shape[1] == key.shape[2]
+    assert num_splits == 1
+    assert seqused_k.tolist() == cu_seq_k.diff().tolist()
+    assert (max_q, max_k) == (cu_seq_q.diff().max(), seqused_k.max())
+    return _flash(query, (key, value), cu_seq_q, seqused_k.tolist(), block_table, scale, window_size, 0.0)
