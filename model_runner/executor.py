@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -28,7 +29,13 @@ class TorchExecutor:
     @torch.inference_mode()
     def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> Tensor:
         """Copies blocks, then computes the entries: float32 logits [entries that want them, vocabulary]."""
-        if copies:
-            self._backend.copy_blocks(copies)
-        batch = pack_batch(entries, self._block_size, self._device)
-        return self._model.forward(batch, self._backend)
+        with _current(self._device):
+            if copies:
+                self._backend.copy_blocks(copies)
+            batch = pack_batch(entries, self._block_size, self._device)
+            return self._model.forward(batch, self._backend)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels are launched on a thread's current GPU, wherever their tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

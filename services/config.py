@@ -53,7 +53,7 @@ AnyAddress = Annotated[str, AfterValidator(_address)]
 HttpAddress = Annotated[str, AfterValidator(_tcp_address)]
 WholeNumber = Annotated[int, BeforeValidator(parse_number)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KvDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"]
 WeightsDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 PrefixIndex = Literal["hash", "radix", "none"]
 BlockHash = Literal["sha256", "xxh3"]
@@ -168,8 +168,15 @@ class ModelRunnerSettings(ProcessSettings):
         "auto",
         description="Type of the weights; auto: float32 values on a CPU, held as small as the file, bfloat16 on a GPU.",
     )
-    kv_dtype: Dtype = Field("auto", description="Type of K and V in the cache; auto: as the weights.")
-    attention_backend: str = Field("auto", min_length=1, description="Attention backend; auto: the device's fastest.")
+    kv_dtype: KvDtype = Field(
+        "auto", description="Type of K and V in the cache; auto: as the weights. fp8_e4m3 has no scales: it rounds."
+    )
+    attention_backend: str = Field(
+        "auto",
+        min_length=1,
+        description="Attention backend to try first: flashinfer, flash_attn, triton, cpu, cpu_torch or reference; "
+        "auto: the device's fastest.",
+    )
     deterministic: bool = Field(
         False, description="Ends the start when a request's tokens may depend on its batch; the CPU kernels' never do."
     )

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from model_runner import native
-from model_runner.attention import AttentionBackend, AttentionShape, create_backend
+from model_runner.attention import AttentionBackend, AttentionShape, Choice, choose, order_of
 from model_runner.books import PoolFacts
 from model_runner.engine_types import EngineOptions
 from model_runner.errors import ModelLoadError
 from model_runner.executor import TorchExecutor
 from model_runner.kv_memory import KvMemory, describe_bytes
-from model_runner.loading import DTYPES, LoadedModel, demo_model_path, load_model
+from model_runner.loading import KV_DTYPES, LoadedModel, demo_model_path, load_model
 from model_runner.models.decoder import Decoder
 from model_runner.models.native import NativeDecoder
 from model_runner.scheduler import SchedulerLimits
@@ -93,10 +93,11 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
 
 def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torch.device) -> Setup:
     config = loaded.config
-    kv_dtype = DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
+    kv_dtype = KV_DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
     memory = KvMemory(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype.itemsize, settings.block_size)
     num_blocks = _num_blocks(settings, memory)
-    backend = _backend(settings.attention_backend, loaded, memory, num_blocks, kv_dtype, device)
+    choice = _choose(settings.attention_backend, loaded, memory, num_blocks, kv_dtype, device)
+    backend = choice.backend
     cache = _dtype_name(kv_dtype)
     variance = why_not_deterministic(loaded.model, backend)
     if settings.deterministic and variance is not None:
@@ -106,6 +107,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         model=f"{loaded.name}, weights {loaded.weights_form}, K/V {cache}, {backend.name} attention on {device}, "
         f"{torch.get_num_threads()} threads",
         kernels=_describe_kernels(loaded),
+        attention=choice.describe(),
         deterministic="yes, in any batch" if variance is None else f"no: {variance}",
         kv_cache=memory.describe(num_blocks),
     )
@@ -171,9 +173,9 @@ def _num_blocks(settings: ModelRunnerSettings, memory: KvMemory) -> int:
         raise StartupError(str(error)) from None
 
 
-def _backend(
+def _choose(
     name: str, loaded: LoadedModel, memory: KvMemory, num_blocks: int, dtype: torch.dtype, device: torch.device
-) -> AttentionBackend:
+) -> Choice:
     config = loaded.config
     shape = AttentionShape(
         num_layers=config.num_layers,
@@ -185,9 +187,11 @@ def _backend(
         kv_dtype=dtype,
         device=device,
         sliding_window=config.sliding_window,
+        # The CPU kernels compute in float32 whatever the weights' form is.
+        query_dtype=torch.float32 if isinstance(loaded.model, NativeDecoder) else loaded.weights_dtype,
     )
     try:
-        return create_backend(name, shape)
+        return choose(order_of(name, device), shape)
     except ValueError as error:
         raise StartupError(f"--attention-backend: {error}.") from None
     except RuntimeError:
@@ -205,6 +209,8 @@ def _device(name: str) -> torch.device:
         raise StartupError(f"--device {name!r} is no device; use auto, cpu, cuda or cuda:N.") from None
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
         raise StartupError(f"--device {name!r} is not there; this torch has {'cuda, ' * torch.cuda.is_available()}cpu.")
+    if device.index is not None:
+        torch.cuda.set_device(device)
     return device
 
 

@@ -39,7 +39,7 @@ class AttentionShape:
 
     @property
     def scale(self) -> float:
-        return self.head_dim**-0.5
+        return float(self.head_dim**-0.5)
 
     @property
     def group_size(self) -> int:
