@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from model_runner import native
-from model_runner.attention import AttentionBackend, AttentionShape, Choice, choose, order_of
+from model_runner.attention import AttentionBackend
 from model_runner.books import PoolFacts
 from model_runner.engine_types import EngineOptions
 from model_runner.errors import ModelLoadError
@@ -30,6 +30,7 @@ from model_runner.waiting_line import SchedulingPolicy
 from services.config import ModelRunnerSettings
 from services.cpus import usable_cpus
 from services.errors import StartupError
+from services.model_cache import allocate_cache, free_of
 
 log = structlog.get_logger()
 
@@ -88,6 +89,9 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
             )
     except ModelLoadError as error:
         raise StartupError(str(error)) from None
+    except torch.OutOfMemoryError:
+        name = settings.model or "the demo model"
+        raise StartupError(f"The weights of {name} do not fit {device}{free_of(device)}.") from None
     return _with_cache(settings, loaded, device)
 
 
@@ -95,9 +99,9 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     config = loaded.config
     kv_dtype = KV_DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
     memory = KvMemory(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype.itemsize, settings.block_size)
-    num_blocks = _num_blocks(settings, memory)
-    choice = _choose(settings.attention_backend, loaded, memory, num_blocks, kv_dtype, device)
+    choice = allocate_cache(settings, loaded, memory, kv_dtype, device)
     backend = choice.backend
+    num_blocks = backend.shape.num_blocks
     cache = _dtype_name(kv_dtype)
     variance = why_not_deterministic(loaded.model, backend)
     if settings.deterministic and variance is not None:
@@ -109,7 +113,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         kernels=_describe_kernels(loaded),
         attention=choice.describe(),
         deterministic="yes, in any batch" if variance is None else f"no: {variance}",
-        kv_cache=memory.describe(num_blocks),
+        **memory.describe(num_blocks, config.num_heads),
     )
     scheduling = SchedulerLimits(
         block_size=settings.block_size,
@@ -162,44 +166,6 @@ def why_not_deterministic(model: Decoder | NativeDecoder, backend: AttentionBack
     if not backend.batch_invariant:
         return f"the sums of --attention-backend {backend.name} depend on how a prompt is cut"
     return None
-
-
-def _num_blocks(settings: ModelRunnerSettings, memory: KvMemory) -> int:
-    if settings.num_blocks is not None:
-        return settings.num_blocks
-    try:
-        return memory.blocks_for_budget(settings.kv_cache_memory)
-    except ValueError as error:
-        raise StartupError(str(error)) from None
-
-
-def _choose(
-    name: str, loaded: LoadedModel, memory: KvMemory, num_blocks: int, dtype: torch.dtype, device: torch.device
-) -> Choice:
-    config = loaded.config
-    shape = AttentionShape(
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=memory.block_size,
-        num_blocks=num_blocks,
-        kv_dtype=dtype,
-        device=device,
-        sliding_window=config.sliding_window,
-        # The CPU kernels compute in float32 whatever the weights' form is.
-        query_dtype=torch.float32 if isinstance(loaded.model, NativeDecoder) else loaded.weights_dtype,
-    )
-    try:
-        return choose(order_of(name, device), shape)
-    except ValueError as error:
-        raise StartupError(f"--attention-backend: {error}.") from None
-    except RuntimeError:
-        # What torch says when it gets no memory.
-        raise StartupError(
-            f"No memory for {num_blocks} KV blocks of {describe_bytes(memory.bytes_per_block)} each; give fewer by "
-            "--num-blocks or --kv-cache-memory."
-        ) from None
 
 
 def _device(name: str) -> torch.device:

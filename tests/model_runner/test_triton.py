@@ -15,6 +15,10 @@ import torch
 from model_runner.attention import AttentionShape
 from model_runner.attention.triton import Tiling, TritonAttention, tiling_for
 from model_runner.batch import BatchEntry, pack_batch
+from model_runner.config_hf import config_from_hf
+from model_runner.models.decoder import Decoder
+from model_runner.weights import SafetensorsWeights
+from tests.model_runner.test_families import backend_for, last_logits
 
 CPU = torch.device("cpu")
 reason = TritonAttention.why_not_here(CPU)
@@ -108,3 +112,15 @@ def test_tiles_are_what_the_kernels_can_have(head_dim: int, heads: int, dtype: t
         assert size & (size - 1) == 0
     assert tiling.rows >= heads
     assert tiling.part % tiling.keys == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2_window"])
+def test_a_whole_model(family: str, tiny_models: Path) -> None:
+    """Logits recorded from transformers, of prompts in chunks of 7 tokens."""
+    config = config_from_hf(tiny_models / family)
+    model = Decoder(config, SafetensorsWeights(tiny_models / family), torch.float32, CPU)
+    item = json.loads((tiny_models / family / "golden.json").read_text())[0]
+    backend = backend_for("triton", config)
+    assert isinstance(backend, TritonAttention)
+    logits = last_logits(model, backend, item["token_ids"], 7)
+    torch.testing.assert_close(logits, torch.tensor(item["logits"]), atol=1e-4, rtol=0)
