@@ -176,6 +176,10 @@ class ModelRunnerSettings(ProcessSettings):
         description="Attention backend to try first: flashinfer, flash_attn, triton, cpu, cpu_torch or reference; "
         "auto: the device's fastest.",
     )
+    cuda_graphs: bool = Field(
+        False,
+        description="Captures decode steps once for each padded number of sequences, and replays them: on a GPU.",
+    )
     deterministic: bool = Field(
         False, description="Ends the start when a request's tokens may depend on its batch; the CPU kernels' never do."
     )

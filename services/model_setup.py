@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from model_runner import native
 from model_runner.attention import AttentionBackend
 from model_runner.books import PoolFacts
+from model_runner.decode_graphs import DecodeGraphs
 from model_runner.engine_types import EngineOptions
 from model_runner.errors import ModelLoadError
 from model_runner.executor import TorchExecutor
@@ -134,11 +135,24 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     return Setup(
         loaded=loaded,
         backend=backend,
-        executor=TorchExecutor(loaded.model, backend, settings.block_size, device),
+        executor=TorchExecutor(
+            loaded.model, backend, settings.block_size, device, _decode_graphs(settings, loaded.model, backend, longest)
+        ),
         memory=memory,
         options=options,
         limits=Limits(config.vocab_size, longest, scheduling.slots),
     )
+
+
+def _decode_graphs(
+    settings: ModelRunnerSettings, model: Decoder | NativeDecoder, backend: AttentionBackend, longest: int
+) -> DecodeGraphs | None:
+    if not settings.cuda_graphs:
+        return None
+    device = backend.shape.device
+    if device.type != "cuda" or not backend.is_capturable or isinstance(model, NativeDecoder):
+        raise StartupError(f"--cuda-graphs cannot be had for {backend.name} attention on {device}.")
+    return DecodeGraphs(model, backend, settings.max_sequences, -(-longest // settings.block_size))
 
 
 def _set_threads(threads: int) -> None:

@@ -61,6 +61,8 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     batch_invariant: ClassVar[bool] = False
     """Whether a query's result is the same bit by bit in any batch, in any chunks and in any blocks."""
+    is_capturable: ClassVar[bool] = False
+    """Whether there is plan_replay()."""
     keys: Tensor
     values: Tensor
 
@@ -85,6 +87,14 @@ class AttentionBackend(ABC):
     @abstractmethod
     def plan(self, batch: StepBatch) -> None:
         """Prepares a step; the batch stays the same until the next plan()."""
+
+    def plan_replay(self, batch: StepBatch) -> None:
+        """plan() for a step of one token a sequence whose run() is captured in a graph, or was.
+
+        The batch's tensors, block tables of full width among them, are the same for each step of as many sequences, and
+        so is everything else on the device that run() reads.
+        """
+        raise NotImplementedError(f"{self.name} reads what a graph would not see")
 
     @abstractmethod
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -51,6 +51,14 @@ class _Append:
     last_page_len: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """What a graph reads of a number of sequences: the wrapper copies each plan to the tensors of `append`."""
+
+    wrapper: Any
+    append: _Append
+
+
 class FlashInferAttention(GpuAttention):
     """A step begins with its single tokens, which the decode kernels take; all that follows is prefill's.
 
@@ -59,18 +67,18 @@ class FlashInferAttention(GpuAttention):
     """
 
     name = "flashinfer"
+    is_capturable = True
 
     def __init__(self, shape: AttentionShape, api: Any = None, workspace_bytes: int = WORKSPACE_BYTES) -> None:
         """The shape must be one that why_not() has nothing against. api: stands in for the package."""
         super().__init__(shape)
         self._api = api or importlib.import_module("flashinfer")
         # FlashInfer wants zeros at first. The wrappers share it: they run one after the other.
-        workspace = torch.zeros(workspace_bytes, dtype=torch.uint8, device=shape.device)
-        self._decode = self._api.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, "NHD", use_tensor_cores=wants_tensor_cores(shape)
-        )
-        self._prefill = self._api.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
-        self._cascade = self._api.MultiLevelCascadeAttentionWrapper(2, workspace, "NHD")
+        self._workspace = torch.zeros(workspace_bytes, dtype=torch.uint8, device=shape.device)
+        self._decode = self._decode_wrapper()
+        self._prefill = self._api.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
+        self._cascade = self._api.MultiLevelCascadeAttentionWrapper(2, self._workspace, "NHD")
+        self._replayed: dict[int, _Replayed] = {}
         self._parts: list[_Part] = []
         self._append: _Append
 
@@ -105,6 +113,16 @@ class FlashInferAttention(GpuAttention):
         if num_decoded < len(batch.query_lengths):
             run = self._plan_prefill(pages_of(batch, slice(num_decoded, None), self.shape.block_size))
             self._parts.append(_Part(slice(num_decoded, None), run))
+
+    def plan_replay(self, batch: StepBatch) -> None:
+        sequences, width = batch.block_tables.shape
+        if sequences not in self._replayed:
+            self._replayed[sequences] = self._replayed_of(sequences, width)
+        replayed = self._replayed[sequences]
+        self._append = replayed.append
+        replayed.append.positions.copy_(batch.positions)
+        pages = pages_of(batch, slice(None), self.shape.block_size)
+        self._parts = [_Part(slice(None), self._plan_wrapper(replayed.wrapper, pages))]
 
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         shape, append = self.shape, self._append
@@ -142,8 +160,11 @@ class FlashInferAttention(GpuAttention):
         shared = self._shared_blocks(batch, sequences)
         if shared:
             return self._plan_cascade(batch, sequences, shared)
-        pages = pages_of(batch, sequences, shape.block_size)
-        self._decode.plan(
+        return self._plan_wrapper(self._decode, pages_of(batch, sequences, shape.block_size))
+
+    def _plan_wrapper(self, wrapper: Any, pages: Pages) -> Callable[[Tensor, Cache], Tensor]:
+        shape = self.shape
+        wrapper.plan(
             pages.indptr,
             self._on_device(pages.indices),
             pages.last_page_len,
@@ -153,7 +174,7 @@ class FlashInferAttention(GpuAttention):
             shape.block_size,
             **self._options(),
         )
-        run: Callable[[Tensor, Cache], Tensor] = self._decode.run
+        run: Callable[[Tensor, Cache], Tensor] = wrapper.run
         return run
 
     def _plan_prefill(self, pages: Pages) -> Callable[[Tensor, Cache], Tensor]:
@@ -202,6 +223,32 @@ class FlashInferAttention(GpuAttention):
             return 0
         shared = num_shared_blocks(batch, sequences, self.shape.block_size)
         return shared if shared * self.shape.block_size >= CASCADE_TOKENS else 0
+
+    def _decode_wrapper(self, **options: Any) -> Any:
+        return self._api.BatchDecodeWithPagedKVCacheWrapper(
+            self._workspace, "NHD", use_tensor_cores=wants_tensor_cores(self.shape), **options
+        )
+
+    def _replayed_of(self, sequences: int, width: int) -> _Replayed:
+        """Tensors for steps of so many sequences, each with `width` pages at most."""
+
+        def ints(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int32, device=self.shape.device)
+
+        append = _Append(
+            sequences=torch.arange(sequences, dtype=torch.int32, device=self.shape.device),
+            positions=ints(sequences),
+            indices=ints(sequences * width),
+            indptr=ints(sequences + 1),
+            last_page_len=ints(sequences),
+        )
+        wrapper = self._decode_wrapper(
+            use_cuda_graph=True,
+            paged_kv_indptr_buffer=append.indptr,
+            paged_kv_indices_buffer=append.indices,
+            paged_kv_last_page_len_buffer=append.last_page_len,
+        )
+        return _Replayed(wrapper, append)
 
     def _options(self) -> dict[str, Any]:
         """What every plan is told. The data types have defaults of FlashInfer's own, which are not ours."""

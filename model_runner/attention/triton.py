@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,8 @@ from model_runner.batch import StepBatch
 _FP8_CAPABILITY = (8, 9)
 _LEAST_CAPABILITY = (8, 0)
 """Triton has no tensor cores of older GPUs."""
+_MOST_PARTS = 32
+"""In a graph, where all parts that could be have memory and programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,15 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Programs of one launch: int32 [tiles] the sequence, and which of its tokens comes first. parts: 0 for no cut."""
+    """Programs of one launch: int32 [tiles] the sequence, and which of its tokens comes first.
+
+    parts: of a sequence's keys, 0 for no cut. part: keys in one.
+    """
 
     sequences: Tensor
     firsts: Tensor
     parts: int
+    part: int
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -48,6 +54,7 @@ class TritonAttention(GpuAttention):
     """Single tokens are computed in parts of their keys that are merged, longer runs of tokens in tiles of rows."""
 
     name = "triton"
+    is_capturable = True
 
     def __init__(self, shape: AttentionShape, tiling: Tiling | None = None) -> None:
         """The shape must be one that why_not() has nothing against."""
@@ -56,6 +63,7 @@ class TritonAttention(GpuAttention):
         self._batch: StepBatch
         self._single: _Tiles
         self._long: _Tiles
+        self._replayed: dict[int, _Tiles] = {}
 
     @classmethod
     def why_not_here(cls, device: torch.device) -> str | None:
@@ -74,6 +82,17 @@ class TritonAttention(GpuAttention):
         self._batch = batch
         self._single = self._tiles(batch, 1, lambda count: count == 1)
         self._long = self._tiles(batch, self._tokens_per_tile, lambda count: count > 1)
+
+    def plan_replay(self, batch: StepBatch) -> None:
+        """One tile for each sequence, and as many parts as the longest that fits a table can have."""
+        self._batch = batch
+        self._long = self._tiles(batch, self._tokens_per_tile, lambda count: count > 1)
+        size, width = batch.block_tables.shape
+        if size not in self._replayed:
+            parts, part = self._most_parts(width * self.shape.block_size)
+            tiles = self._tiles(batch, 1, lambda count: count == 1)
+            self._replayed[size] = replace(tiles, parts=parts if parts > 1 else 0, part=part)
+        self._single = self._replayed[size]
 
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         self._write(layer, keys, values, self._batch.slot_mapping)
@@ -159,7 +178,7 @@ class TritonAttention(GpuAttention):
             GROUP_ROWS=self._group_rows,
             ROWS=rows,
             KEYS=self._tiling.keys,
-            PART=self._tiling.part if tiles.parts else 0,
+            PART=tiles.part if tiles.parts else 0,
             COMPUTE=self._kernels.compute_type(queries.dtype),
             # TF32 would keep 10 bits of a float32.
             PRECISION="ieee" if queries.dtype is torch.float32 else "tf32",
@@ -174,12 +193,20 @@ class TritonAttention(GpuAttention):
         firsts = [first for _, count in chosen for first in range(0, count, tokens)]
         parts = max((self._parts_of(batch.lengths[row]) for row, _ in chosen), default=0) if tokens == 1 else 0
         to_device = partial(_to_device, device=self.shape.device)
-        return _Tiles(to_device(sequences), to_device(firsts), parts if parts > 1 else 0)
+        return _Tiles(to_device(sequences), to_device(firsts), parts if parts > 1 else 0, self._tiling.part)
 
     def _parts_of(self, length: int) -> int:
         """Parts of the keys that the last token of a sequence sees, counted from the first key that is read."""
         start = self.shape.first_visible(length - 1) // self._tiling.keys * self._tiling.keys
         return -(-(length - start) // self._tiling.part)
+
+    def _most_parts(self, length: int) -> tuple[int, int]:
+        """Parts of any sequence up to this length, at most, and the keys in one: more where there were too many parts."""
+        window = self.shape.sliding_window
+        # A window may begin at the last key of those that are read together.
+        span = length if window is None else min(length, window + self._tiling.keys - 1)
+        part = max(self._tiling.part, _power_of_two(-(-span // _MOST_PARTS)))
+        return -(-span // part), part
 
     @property
     def _group_rows(self) -> int:

@@ -150,10 +150,29 @@ def _check_workspace(workspace: Tensor, kv_layout: str) -> None:
 
 
 class _Decode:
+    """With use_cuda_graph, plan() copies to the buffers that were given, and run() reads nothing else of the plan."""
+
     @checked("flashinfer", "BatchDecodeWithPagedKVCacheWrapper.__init__")
-    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", use_tensor_cores: bool = False) -> None:
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Tensor | None = None,
+        paged_kv_indices_buffer: Tensor | None = None,
+        paged_kv_last_page_len_buffer: Tensor | None = None,
+    ) -> None:
         _check_workspace(float_workspace_buffer, kv_layout)
         self._use_tensor_cores = use_tensor_cores
+        self._buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+        self._is_fixed = use_cuda_graph
+        if use_cuda_graph:
+            indptr, indices, last_page_len = self._buffers
+            assert indptr is not None
+            assert indices is not None
+            assert last_page_len is not None
+            assert len(indptr) == len(last_page_len) + 1
 
     @checked("flashinfer", "BatchDecodeWithPagedKVCacheWrapper.plan")
     def plan(
@@ -169,13 +188,29 @@ class _Decode:
     ) -> None:
         if not self._use_tensor_cores and num_qo_heads // num_kv_heads not in (1, 2, 3, 4, 6, 8, 16):
             raise RuntimeError(f"Unsupported group_size: {num_qo_heads // num_kv_heads}")
-        one_query_each = torch.arange(len(indptr), dtype=torch.int32)
-        sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
-        self._plan = planned(one_query_each, indptr, indices, last_page_len, sizes, False, options)
+        pages = (indptr, indices, last_page_len)
+        if self._is_fixed:
+            pages = self._in_buffers(*pages)
+        self._rest = ((num_qo_heads, num_kv_heads, head_dim, page_size), False, options)
+        self._pages = pages
+        self._planned()
 
     @checked("flashinfer", "BatchDecodeWithPagedKVCacheWrapper.run")
     def run(self, q: Tensor, paged_kv_cache: Cache) -> Tensor:
-        return run_plan(self._plan, q, paged_kv_cache)[0]
+        return run_plan(self._planned(), q, paged_kv_cache)[0]
+
+    def _planned(self) -> Plan:
+        indptr, indices, last_page_len = self._pages
+        one_query_each = torch.arange(len(indptr), dtype=torch.int32)
+        return planned(one_query_each, indptr, indices[: indptr[-1]], last_page_len, *self._rest)
+
+    def _in_buffers(self, *pages: Tensor) -> Any:
+        _, indices, last_page_len = self._buffers
+        assert len(pages[2]) == len(last_page_len)
+        assert len(pages[1]) <= len(indices)
+        for buffer, given in zip(self._buffers, pages, strict=True):
+            buffer[: len(given)].copy_(given)
+        return self._buffers
 
 
 class _Prefill:

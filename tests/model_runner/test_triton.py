@@ -96,6 +96,23 @@ class TestTiles:
         backend = self.planned(shape_of(4, 1, 64, torch.float32, window), [(length - 1, 1)])
         assert backend._single.parts == parts
 
+    @pytest.mark.parametrize(
+        ("width", "window", "parts", "part"),
+        [
+            (2, None, 0, 32),  # 32 tokens
+            (3, None, 2, 32),
+            (64, None, 32, 32),  # 1,024 tokens
+            (65, None, 17, 64),  # 1,040 would be 33 parts of 32 keys
+            (64, 32, 2, 32),  # up to 15 keys before the window are read with it
+            (64, 17, 0, 32),
+        ],
+    )
+    def test_parts_of_the_longest_sequence(self, width: int, window: int | None, parts: int, part: int) -> None:
+        """In a graph all steps have as many."""
+        backend = self.planned(shape_of(4, 1, 64, torch.float32, window), [(0, 1)])
+        backend.plan_replay(pack_batch([BatchEntry([0], 0, list(range(1, width + 1)), True)], 16, CPU))
+        assert (backend._single.parts, backend._single.part) == (parts, part)
+
     def test_prompts_are_never_cut(self) -> None:
         backend = self.planned(shape_of(4, 1, 64, torch.float32), [(0, 200)])
         assert (backend._long.parts, len(backend._single)) == (0, 0)

@@ -70,3 +70,8 @@ def test_a_cache_of_8_bits(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_backend_is_one_sentence() -> None:
     with pytest.raises(StartupError, match=r"^--attention-backend: there is no attention backend 'flash'; .*\.$"):
         set_up_model(settings(attention_backend="flash"))
+
+
+def test_graphs_need_a_gpu() -> None:
+    with pytest.raises(StartupError, match=r"^--cuda-graphs cannot be had for \w+ attention on cpu\.$"):
+        set_up_model(settings(cuda_graphs=True))
