@@ -15,6 +15,8 @@ from model_runner.batch import BatchEntry, StepBatch, pack_batch
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 """Between two ways to sum values of the normal distribution, by the dtype of queries."""
 _LONGEST_REASON = 200
+_LONG = 80
+"""Blocks, of 8 tokens or more."""
 
 
 @torch.inference_mode()
@@ -37,11 +39,15 @@ def why_broken(make: Callable[[AttentionShape], AttentionBackend], shape: Attent
 
 
 def _steps(shape: AttentionShape) -> list[StepBatch]:
-    """Two prompts, of which one goes on in its second block; then a token of one and a chunk of the other."""
+    """Two prompts, of which one goes on in its second block; then a token of one and a chunk of the other.
+
+    Last a token that sees two blocks again and again, so that kernels which cut long sequences do so.
+    """
     size = shape.block_size
     first = [BatchEntry([0] * (size + 1), 0, [1, 5], True), BatchEntry([0] * 3, 0, [2, 4], True)]
     second = [BatchEntry([0], size + 1, [1, 5], True), BatchEntry([0] * size, 3, [2, 4], True)]
-    return [pack_batch(entries, size, shape.device) for entries in (first, second)]
+    third = [BatchEntry([0], _LONG * size, [1, 5] * _LONG, True)]
+    return [pack_batch(entries, size, shape.device) for entries in (first, second, third)]
 
 
 def _difference(

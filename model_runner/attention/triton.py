@@ -201,9 +201,9 @@ class TritonAttention(GpuAttention):
         return -(-(length - start) // self._tiling.part)
 
     def _most_parts(self, length: int) -> tuple[int, int]:
-        """Parts of any sequence up to this length, at most, and the keys in one: more where there were too many parts."""
+        """Parts of any sequence up to this length, at most, and the keys in one."""
         window = self.shape.sliding_window
-        # A window may begin at the last key of those that are read together.
+        # A window can begin at the last key of those that are read together.
         span = length if window is None else min(length, window + self._tiling.keys - 1)
         part = max(self._tiling.part, _power_of_two(-(-span // _MOST_PARTS)))
         return -(-span // part), part

@@ -2,7 +2,8 @@
 
 Caches are [blocks, block_size, kv heads, head_dim] of one layer, or the same with all layers in front. Whatever is
 multiplied by a block's or a slot's number is int64: a cache may have more than 2**31 elements. Import this module only
-where Triton runs: on a GPU, or with TRITON_INTERPRET=1 on a CPU.
+where Triton runs: on a GPU, or with TRITON_INTERPRET=1 on a CPU. What differs from step to step is not specialised:
+Triton would compile anew for a 1 and for multiples of 16.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, untyped-decorator"
@@ -25,7 +26,7 @@ def compute_type(dtype: torch.dtype) -> tl.dtype:
     return tl.bfloat16 if dtype is torch.bfloat16 else tl.float16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def attend(
     queries,
     keys,
@@ -143,7 +144,7 @@ def attend(
         tl.store(part_sums + part_row, sums, mask=is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def merge(
     parts,
     part_sums,
@@ -216,7 +217,7 @@ def write(
     tl.store(values + slot, value.to(values.dtype.element_ty), mask=is_number)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_copies"])
 def copy_blocks(
     keys, values, copies, num_copies, layer_stride, block_stride, SLOT_NUMBERS: tl.constexpr, LANES: tl.constexpr
 ):

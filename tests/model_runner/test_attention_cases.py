@@ -18,7 +18,7 @@ from model_runner.attention.flash_attn import VERSIONS, FlashAttention
 from model_runner.attention.flashinfer import FlashInferAttention
 from model_runner.attention.triton import Tiling, TritonAttention
 from model_runner.books import CopyOrder
-from tests.model_runner import gpu_doubles
+from tests.model_runner import flash_attn_doubles, gpu_doubles
 from tests.model_runner.attention_cases import CASES, PROPERTIES, Case, pairs_of
 from tests.model_runner.attention_world import BF16_TOLERANCE, CPU, Maker, World, assert_near, mixed
 
@@ -34,7 +34,7 @@ def make_flashinfer(shape: AttentionShape) -> AttentionBackend:
 
 def make_flash_attn(shape: AttentionShape) -> AttentionBackend:
     """Version 3, the only one that reads blocks of such sizes."""
-    return FlashAttention(shape, VERSIONS[0], gpu_doubles.flash_attn_3)
+    return FlashAttention(shape, VERSIONS[0], flash_attn_doubles.flash_attn_3)
 
 
 MAKERS: dict[str, Maker] = {

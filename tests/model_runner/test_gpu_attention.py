@@ -14,7 +14,7 @@ from model_runner.attention.flash_attn import VERSIONS, FlashAttention
 from model_runner.attention.flashinfer import FlashInferAttention, wants_tensor_cores
 from model_runner.attention.pages import num_shared_blocks, pages_of, prefix_pages
 from model_runner.batch import BatchEntry, StepBatch, pack_batch
-from tests.model_runner import gpu_doubles
+from tests.model_runner import flash_attn_doubles, gpu_doubles
 from tests.model_runner.attention_world import CPU, World, assert_near
 
 HALF = torch.float16
@@ -147,7 +147,8 @@ class TestFlashInfer:
 
 class TestFlashAttention:
     @pytest.mark.parametrize(
-        ("version", "double"), [(VERSIONS[1], gpu_doubles.flash_attn_2), (VERSIONS[2], gpu_doubles.varlen_attn)]
+        ("version", "double"),
+        [(VERSIONS[1], flash_attn_doubles.flash_attn_2), (VERSIONS[2], flash_attn_doubles.varlen_attn)],
     )
     @pytest.mark.parametrize("window", [None, 9])
     def test_the_versions_that_read_large_blocks(self, version: Any, double: Any, window: int | None) -> None:

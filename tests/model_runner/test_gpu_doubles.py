@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model_runner import gpu_doubles
+from tests.model_runner import flash_attn_doubles
 from tests.model_runner.gpu_doubles import RECORDED, flashinfer, merge
 from tests.model_runner.record_signatures import flashinfer_signatures
 
@@ -146,7 +146,7 @@ class TestFlashAttention:
     """Two sequences, of which the second is a chunk of two queries over page 4 and the first slot of page 1."""
 
     def test_version_3(self) -> None:
-        output = gpu_doubles.flash_attn_3(
+        output = flash_attn_doubles.flash_attn_3(
             query(3),
             *pages_of_two(),
             cache_seqlens=ints(2, 3),
@@ -158,7 +158,7 @@ class TestFlashAttention:
         assert first(output) == near(7, 7, 5.8)
 
     def test_version_3_with_a_window(self) -> None:
-        output = gpu_doubles.flash_attn_3(
+        output = flash_attn_doubles.flash_attn_3(
             query(),
             *pages_of_two(),
             cache_seqlens=ints(3),
@@ -178,17 +178,17 @@ class TestFlashAttention:
         tables = torch.stack([ints(2, 0), ints(2, 1)])
         offsets = (ints(0, 1, 3), ints(0, 2, 5), 2, 3)
         if version == "2":
-            output = gpu_doubles.flash_attn_2(query(3), keys, values, *offsets, causal=True, block_table=tables)
+            output = flash_attn_doubles.flash_attn_2(query(3), keys, values, *offsets, causal=True, block_table=tables)
         else:
             options = {"window_size": (-1, 0), "num_splits": 1, "enable_gqa": True}
-            output = gpu_doubles.varlen_attn(
+            output = flash_attn_doubles.varlen_attn(
                 query(3), keys, values, *offsets, seqused_k=ints(2, 3), block_table=tables, **options
             )
         assert first(output) == near(7, 7, 5.8)
 
     def test_version_2_reads_no_small_pages(self) -> None:
         with pytest.raises(AssertionError):
-            gpu_doubles.flash_attn_2(
+            flash_attn_doubles.flash_attn_2(
                 query(), *pages_of_two(), ints(0, 1), ints(0, 2), 1, 2, causal=True, block_table=ints(4, 1)[None]
             )
 
