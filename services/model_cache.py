@@ -31,6 +31,8 @@ def allocate_cache(
         choice = choose(order_of(settings.attention_backend, device), shape)
     except ValueError as error:
         raise StartupError(f"--attention-backend: {error}.") from None
+    except torch.OutOfMemoryError:
+        raise StartupError(f"No memory for attention beside the weights{free_of(device)}.") from None
     num_blocks = _num_blocks(settings, loaded, memory, choice.backend)
     kind, refused = type(choice.backend), choice.refused
     # What it has of the device goes before the cache comes.

@@ -154,6 +154,14 @@ class TestTooLittleMemory:
             "--kv-cache-memory."
         )
 
+    def test_for_attention(self) -> None:
+        error = torch.OutOfMemoryError("CUDA out of memory")
+        with (
+            mock.patch.object(TorchCpuAttention, "__init__", side_effect=error),
+            pytest.raises(StartupError, match=r"^No memory for attention beside the weights\.$"),
+        ):
+            set_up_model(settings(num_blocks=1000, attention_backend="cpu_torch"))
+
     def test_for_the_weights(self) -> None:
         error = torch.OutOfMemoryError("CUDA out of memory")
         with (
