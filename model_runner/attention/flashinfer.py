@@ -156,38 +156,29 @@ class FlashInferAttention(GpuAttention):
         )
 
     def _plan_decode(self, batch: StepBatch, sequences: slice) -> Callable[[Tensor, Cache], Tensor]:
-        shape = self.shape
         shared = self._shared_blocks(batch, sequences)
         if shared:
             return self._plan_cascade(batch, sequences, shared)
-        return self._plan_wrapper(self._decode, pages_of(batch, sequences, shape.block_size))
+        return self._plan_wrapper(self._decode, pages_of(batch, sequences, self.shape.block_size))
 
     def _plan_wrapper(self, wrapper: Any, pages: Pages) -> Callable[[Tensor, Cache], Tensor]:
-        shape = self.shape
         wrapper.plan(
             pages.indptr,
             self._on_device(pages.indices),
             pages.last_page_len,
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.head_dim,
-            shape.block_size,
+            *self._sizes,
             **self._options(),
         )
         run: Callable[[Tensor, Cache], Tensor] = wrapper.run
         return run
 
     def _plan_prefill(self, pages: Pages) -> Callable[[Tensor, Cache], Tensor]:
-        shape = self.shape
         self._prefill.plan(
             pages.query_indptr,
             pages.indptr,
             self._on_device(pages.indices),
             pages.last_page_len,
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.head_dim,
-            shape.block_size,
+            *self._sizes,
             causal=True,
             **self._options(),
         )
@@ -196,20 +187,14 @@ class FlashInferAttention(GpuAttention):
 
     def _plan_cascade(self, batch: StepBatch, sequences: slice, shared: int) -> Callable[[Tensor, Cache], Tensor]:
         """Level 0 has the shared blocks, once for all queries; level 1 has each sequence's own."""
-        shape = self.shape
-        levels = [
-            prefix_pages(batch, sequences, shape.block_size, shared),
-            pages_of(batch, sequences, shape.block_size, shared),
-        ]
+        size = self.shape.block_size
+        levels = [prefix_pages(batch, sequences, size, shared), pages_of(batch, sequences, size, shared)]
         self._cascade.plan(
             [level.query_indptr for level in levels],
             [level.indptr for level in levels],
             [self._on_device(level.indices) for level in levels],
             [level.last_page_len for level in levels],
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.head_dim,
-            shape.block_size,
+            *self._sizes,
             causal=True,
             **self._options(),
         )
@@ -250,8 +235,13 @@ class FlashInferAttention(GpuAttention):
         )
         return _Replayed(wrapper, append)
 
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """What every plan is told first: query heads, KV heads, dimensions of a head, tokens in a page."""
+        return self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size
+
     def _options(self) -> dict[str, Any]:
-        """What every plan is told. The data types have defaults of FlashInfer's own, which are not ours."""
+        """What every plan is told last. The data types have defaults of FlashInfer's own, which are not ours."""
         shape = self.shape
         return {
             "sm_scale": shape.scale * shape.k_scale,
