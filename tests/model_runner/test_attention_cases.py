@@ -123,6 +123,27 @@ def test_what_no_query_sees_any_more_is_not_read(name: str) -> None:
     assert_near(torch.cat([chunk, token], dim=1), sequence.expected(shape)[:, 29:])
 
 
+@pytest.mark.parametrize("name", ["reference", "cpu_torch", "triton", "flashinfer"])
+def test_numbers_beyond_8_bits_become_the_largest(name: str) -> None:
+    """448 is the largest of fp8_e4m3, with a scale of 2 it is 896. A token that is alone gives its own values."""
+    skip_unless_here(name)
+    world = World(MAKERS[name], Case("gqa2", "float16 over fp8", 64, "single", 16, None, None).shape, [1, 1])
+    for sequence, value in zip(world.sequences, (1000.0, -1000.0), strict=True):
+        sequence.values.fill_(value)
+    for output, expected in zip(world.step([(0, 1), (1, 1)]), (896.0, -896.0), strict=True):
+        assert (output == expected).all()
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu_torch"])
+def test_a_scale_that_is_no_power_of_two(name: str) -> None:
+    """What is cached is a number of 8 bits times the scale, so it comes back but for float32's rounding."""
+    shape = replace(Case("gqa3", "float32", 64, "mixed", 16, 12, None).shape, k_scale=0.3, v_scale=0.07)
+    lengths, steps = mixed(16)
+    world = World(MAKERS[name], replace(shape, kv_dtype=torch.float8_e4m3fn), lengths)
+    for sequence, rows in zip(world.sequences, world.rows(steps), strict=True):
+        assert_near(rows, sequence.expected(world.shape))
+
+
 def _untouched(size: Sequence[int], *, dtype: torch.dtype, device: object = None) -> Tensor:
     """Zeros that take memory only where they are written."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
