@@ -112,3 +112,24 @@ def test_each_of_32_mixed_requests_gets_what_it_gets_alone(tmp_path: Path) -> No
                 else:
                     assert together[name] == alone, options
         stack.assert_nothing_held()
+
+
+def test_guesses_change_none_of_32_mixed_answers(tmp_path: Path) -> None:
+    """All at once in a small pool, with guesses and without."""
+    model = write_tiny_chat_model(tmp_path / "model")
+    size = ("--num-blocks", "48", "--max-sequences", "40")
+    answers: list[list[Answer]] = []
+    for guesses in ("0", "5"):
+        folder = tmp_path / guesses
+        folder.mkdir()
+        with running_stack(folder, "--model", str(model), *size, "--speculative-tokens", guesses) as stack:
+            with stack.client() as client, ThreadPoolExecutor(32) as threads:
+                answers.append(list(threads.map(lambda options, client=client: ask(client, options), plans())))
+            stack.assert_nothing_held()
+            samples = stack.runner_samples()
+            right, all_guesses = (
+                samples[f"octavo_runner_{name}_total"] for name in ("accepted_draft_tokens", "draft_tokens")
+            )
+            assert (0 < right < all_guesses) == (guesses != "0")
+    for options, without, guessing in zip(plans(), *answers, strict=True):
+        assert without == guessing, options
