@@ -2,8 +2,9 @@
 //
 // Keys come in tiles of 64. Scores and weighted values are two small matrix products: the same code for one query and
 // for a prompt, so that both give the same bits. A block's keys lie by dimensions, so the first product reads them as
-// they are. The next tile is fetched meanwhile: the table says where it is, which no hardware can guess. The running
-// maximum and sum are the online softmax of FlashAttention (Dao et al., 2022), the splits those of its decode kernel.
+// they are. The next tile is fetched meanwhile, into the second cache, which has room for more that is on its way: the
+// table says where it is, which no hardware can guess. The running maximum and sum are the online softmax of
+// FlashAttention (Dao et al., 2022), the splits those of its decode kernel.
 
 constexpr int64_t kTile = 64;
 constexpr int64_t kTileVecs = kTile / kLanes;
@@ -52,7 +53,7 @@ struct PagedKeys {
             const int64_t offset = k / kStep * b.stride;
             OCTAVO_UNROLL
             for (int vec = 0; vec < vecs; ++vec) {
-                fetch(b.ahead[vec] + offset);
+                fetch_far(b.ahead[vec] + offset);
                 words[vec] = load_bits(b.slots[vec] + offset);
             }
         }
@@ -79,7 +80,7 @@ struct PagedValues {
         const T* row;
         Chunk(const PagedValues& b, int64_t k) : row(b.rows[k] + b.column) {
             constexpr int64_t numbers = kLine / sizeof(T);
-            for (int64_t each = 0; each < vecs * kLanes; each += numbers) fetch(b.ahead[k] + b.column + each);
+            for (int64_t each = 0; each < vecs * kLanes; each += numbers) fetch_far(b.ahead[k] + b.column + each);
         }
         template <int>
         Vec get(const NoScales&, int vec) const { return load_any(row + vec * kLanes); }

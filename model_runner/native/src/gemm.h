@@ -171,7 +171,7 @@ inline void multiply(const Panels& b, int64_t depth, const Product& p, int64_t c
         Overhang out;
         const int64_t stride = panels * kPanel;
         tile<Panels, max_rows, panels * kPanelVecs>(rows, x, p.x_stride, b, depth, out.values, stride, false);
-        copy_rows(rows, columns, out.values, stride, p.y + first * p.y_stride + column, p.y_stride);
+        copy_outputs(rows, columns, out.values, stride, p.y + first * p.y_stride + column, p.y_stride);
     });
 }
 
@@ -213,7 +213,7 @@ inline void multiply_decoded(const Panels& b, int64_t depth, const Product& p, i
                                                      fits ? p.y_stride : kPanel, k > 0);
         });
     }
-    if (!fits) copy_rows(p.rows, columns, edge, kPanel, p.y + column, p.y_stride);
+    if (!fits) copy_outputs(p.rows, columns, edge, kPanel, p.y + column, p.y_stride);
 }
 
 // decode_rows: from this many rows on, decoding once for all is faster than for each block of rows. In float32 that is

@@ -170,7 +170,7 @@ inline void multiply_few(const uint8_t* panel, int64_t groups, const IntegerProd
     if (columns == kPanel) return dot_tile(p.rows, p.x, p.x_stride, packed, groups, p.y + column, p.y_stride, false);
     float edge[kDotRows * kPanel];
     dot_tile(p.rows, p.x, p.x_stride, packed, groups, edge, kPanel, false);
-    copy_rows(p.rows, columns, edge, kPanel, p.y + column, p.y_stride);
+    copy_outputs(p.rows, columns, edge, kPanel, p.y + column, p.y_stride);
 }
 
 // One panel for many rows: numbers are unpacked once.
@@ -199,7 +199,7 @@ inline void multiply_many(const uint8_t* panel, int64_t groups, const IntegerPro
                      first > 0);
         });
     }
-    if (!fits) copy_rows(p.rows, columns, edge, kPanel, p.y + column, p.y_stride);
+    if (!fits) copy_outputs(p.rows, columns, edge, kPanel, p.y + column, p.y_stride);
 }
 
 template <template <int64_t> class Group>

@@ -1,4 +1,4 @@
-// Fills an instruction set's namespace with products of whole numbers alone, for those that only add to these; see isa.h.
+// As isa.h, for an instruction set that only adds to another one's products of whole numbers.
 #include <cstdint>
 #include <cstring>
 #include <type_traits>

@@ -80,7 +80,7 @@ Matrix::Matrix(const Kernels& kernels, Form form, Activations activations, int64
     : kernels_(kernels),
       packed_{form,   is_grouped(form) ? activations : Activations::float32,      outputs,
               inputs, bytes_per_panel(form, kernels.panel, inputs), nullptr},
-      memory_(weight_memory(static_cast<size_t>(packed_.panel_bytes * ((outputs + kernels.panel - 1) / kernels.panel)))) {
+      memory_(weight_memory(static_cast<size_t>(packed_.panel_bytes * panels()))) {
     packed_.data = memory_.data;
 }
 
@@ -183,13 +183,12 @@ void Matrix::row(int64_t output, float* to) const {
 
 template <class Work>
 void Matrix::for_units(Pool& pool, int64_t rows, const Work& work) const {
-    const int64_t panels = (packed_.outputs + kernels_.panel - 1) / kernels_.panel;
     // An even number, since two panels go together when there are few rows.
-    const int64_t step = std::max<int64_t>(2, panels / (pool.threads() * kUnitsPerThread) / 2 * 2);
-    const int64_t across = (panels + step - 1) / step, down = (rows + kUnitRows - 1) / kUnitRows;
+    const int64_t step = std::max<int64_t>(2, panels() / (pool.threads() * kUnitsPerThread) / 2 * 2);
+    const int64_t across = (panels() + step - 1) / step, down = (rows + kUnitRows - 1) / kUnitRows;
     pool.run(across * down, [&](int64_t unit) {
         const int64_t first = unit % across * step, row = unit / across * kUnitRows;
-        work(row, std::min(kUnitRows, rows - row), first, std::min(panels, first + step));
+        work(row, std::min(kUnitRows, rows - row), first, std::min(panels(), first + step));
     });
 }
 

@@ -38,6 +38,7 @@ private:
     void for_units(Pool& pool, int64_t rows, const Work& work) const;
     // Rows [rows, groups], on this thread's memory.
     const RoundedGroup* rounded(Pool& pool, const float* x, int64_t x_stride, int64_t rows) const;
+    int64_t panels() const { return (packed_.outputs + kernels_.panel - 1) / kernels_.panel; }
     uint8_t* panel_of(int64_t output) const;
     // Where an int8 weight is in its group.
     int64_t byte_of(int64_t k, int64_t lane) const;

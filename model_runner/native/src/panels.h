@@ -29,8 +29,8 @@ inline void for_row_blocks(int64_t rows, int64_t most, const Work& work) {
 }
 
 // Of a panel that sticks out beyond the last output, what fits.
-inline void copy_rows(int64_t rows, int64_t columns, const float* from, int64_t from_stride, float* to,
-                      int64_t to_stride) {
+inline void copy_outputs(int64_t rows, int64_t columns, const float* from, int64_t from_stride, float* to,
+                         int64_t to_stride) {
     for (int64_t row = 0; row < rows; ++row) {
         std::memcpy(to + row * to_stride, from + row * from_stride, columns * sizeof(float));
     }
