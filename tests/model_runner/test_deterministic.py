@@ -171,7 +171,9 @@ def test_with_guesses(loaded: LoadedModel, prompts: list[list[int]], sampling: S
         assert answer_of(harness, "second") == alone
         usages = [harness.last(name).usage for name in ("first", "other", "second")]
         accepted, drafted = sum(each.accepted_tokens for each in usages), sum(each.drafted_tokens for each in usages)
-        assert 0 < accepted < drafted
+        assert accepted < drafted
+        # Penalties keep this answer from repeating anything: there all guesses are wrong.
+        assert accepted > 0 or sampling is RULED
 
 
 def test_after_a_preemption(
