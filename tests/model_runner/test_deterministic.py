@@ -166,14 +166,13 @@ def test_with_guesses(loaded: LoadedModel, prompts: list[list[int]], sampling: S
     with engine(loaded, speculative_tokens=6) as harness:
         ask(harness, "first", prompts[0], sampling)
         assert answer_of(harness, "first") == alone
-        ask(harness, "other", prompts[-1], sampling, tokens=40)
+        # Greedy, so that it repeats itself whatever the others do: penalties keep an answer from that.
+        ask(harness, "other", prompts[-1], GREEDY, tokens=40)
         ask(harness, "second", prompts[0], sampling)
         assert answer_of(harness, "second") == alone
         usages = [harness.last(name).usage for name in ("first", "other", "second")]
         accepted, drafted = sum(each.accepted_tokens for each in usages), sum(each.drafted_tokens for each in usages)
-        assert accepted < drafted
-        # Penalties keep this answer from repeating anything: there all guesses are wrong.
-        assert accepted > 0 or sampling is RULED
+        assert 0 < accepted < drafted
 
 
 def test_after_a_preemption(
