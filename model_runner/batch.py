@@ -31,7 +31,7 @@ class StepBatch:
     token_ids, positions, slot_mapping: int64 [T]; slot = block id x block_size + position % block_size.
     query_offsets: int32 [S + 1], where each sequence's tokens begin. sequence_lengths: int32 [S], tokens with K/V once
     the step has run. block_tables: int32 [S, W], padded with the null block. logits_rows: int64 [R], the rows of T
-    whose logits are wanted. query_lengths and lengths: the same facts on the host.
+    whose logits are wanted. query_lengths, lengths and host_tables: the same facts on the host.
     """
 
     token_ids: Tensor
@@ -43,6 +43,7 @@ class StepBatch:
     logits_rows: Tensor
     query_lengths: tuple[int, ...]
     lengths: tuple[int, ...]
+    host_tables: Tensor
 
 
 def pack_batch(entries: Sequence[BatchEntry], block_size: int, device: torch.device) -> StepBatch:
@@ -66,6 +67,7 @@ def pack_batch(entries: Sequence[BatchEntry], block_size: int, device: torch.dev
         logits_rows=torch.from_numpy(_last_rows(offsets[1:], wanted)).to(device),
         query_lengths=tuple(counts.tolist()),
         lengths=tuple(lengths.tolist()),
+        host_tables=torch.from_numpy(tables),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -10,25 +11,40 @@ from torch import Tensor
 from model_runner.attention import AttentionBackend
 from model_runner.batch import BatchEntry, pack_batch
 from model_runner.books import CopyOrder
+from model_runner.decode_graphs import DecodeGraphs
 from model_runner.models.decoder import Decoder
 from model_runner.models.native import NativeDecoder
 
 
 class TorchExecutor:
-    """A decoder and the attention backend that owns its K/V."""
+    """A decoder and the attention backend that owns its K/V; graphs: of both, for the steps that they take."""
 
     def __init__(
-        self, model: Decoder | NativeDecoder, backend: AttentionBackend, block_size: int, device: torch.device
+        self,
+        model: Decoder | NativeDecoder,
+        backend: AttentionBackend,
+        block_size: int,
+        device: torch.device,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._backend = backend
         self._block_size = block_size
         self._device = device
+        self._graphs = graphs
 
     @torch.inference_mode()
     def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> Tensor:
         """Copies blocks, then computes the entries: float32 logits [rows that they want, vocabulary], in order."""
-        if copies:
-            self._backend.copy_blocks(copies)
-        batch = pack_batch(entries, self._block_size, self._device)
-        return self._model.forward(batch, self._backend)
+        with _current(self._device):
+            if copies:
+                self._backend.copy_blocks(copies)
+            if self._graphs is not None and self._graphs.takes(entries):
+                return self._graphs.execute(entries)
+            batch = pack_batch(entries, self._block_size, self._device)
+            return self._model.forward(batch, self._backend)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels are launched on a thread's current GPU, wherever their tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

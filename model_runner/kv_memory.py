@@ -47,12 +47,18 @@ class KvMemory:
             )
         return num_blocks
 
-    def describe(self, num_blocks: int) -> str:
-        """The arithmetic in one line, for the log."""
-        return (
-            f"2 (K, V) x {self.num_layers} layers x {self.num_kv_heads} KV heads x {self.head_dim} x "
-            f"{self.element_bytes} B = {self.bytes_per_token:,} B a token; x {self.block_size} = "
-            f"{describe_bytes(self.bytes_per_block)} a block; {num_blocks:,} blocks = "
-            f"{describe_bytes(num_blocks * self.bytes_per_block)}, of which {num_blocks - 1:,} usable hold "
-            f"{(num_blocks - 1) * self.block_size:,} tokens"
-        )
+    def describe(self, num_blocks: int, num_heads: int) -> dict[str, str]:
+        """The arithmetic for the log: a line each of a token, a block, the cache, and what shared KV heads save."""
+        total = num_blocks * self.bytes_per_block
+        group = num_heads // self.num_kv_heads
+        shared = f"{group} query heads share one" if group > 1 else "one for each query head"
+        saved = f": 1/{group} of {describe_bytes(total * group)}" if group > 1 else ""
+        return {
+            "kv_of_a_token": f"2 (K, V) x {self.num_kv_heads} KV heads x {self.head_dim} x {self.element_bytes} B = "
+            f"{self.bytes_per_token // self.num_layers:,} B a layer; x {self.num_layers} layers = "
+            f"{self.bytes_per_token:,} B",
+            "kv_of_a_block": f"x {self.block_size} tokens = {describe_bytes(self.bytes_per_block)}",
+            "kv_cache": f"{num_blocks:,} blocks = {describe_bytes(total)}, of which {num_blocks - 1:,} usable hold "
+            f"{(num_blocks - 1) * self.block_size:,} tokens",
+            "kv_heads": shared + saved,
+        }

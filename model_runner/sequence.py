@@ -187,6 +187,10 @@ class Sequence:
         """Tokens that fit into the block table beside the known ones."""
         return len(self.block_table) * block_size - len(self.token_ids)
 
+    def stand_in(self) -> Sequence:
+        """Who waits for it when it has no blocks: itself, or for a beam the one that stands for its search."""
+        return self.live.fold() if self.is_beam else self
+
     def edits(self, vocabulary: int, draft: Seq[int] = ()) -> LogitEdits | None:
         """What its request and its form make of the logits, [vocabulary], of its next token.
 

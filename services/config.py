@@ -15,7 +15,7 @@ from model_runner.prompt_lookup import SHORTEST
 from services.addresses import parse_address, parse_tcp_address
 from services.cache_options import CacheOptions
 from services.channels import ClientTls
-from services.config_values import check_block_size, check_num_blocks, parse_bytes, parse_number
+from services.config_values import check_block_size, check_num_blocks, parse_number, parse_optional_bytes
 from services.config_yaml import read_config_file
 from services.errors import StartupError
 from services.grpc_server import ServerTls
@@ -56,8 +56,7 @@ def _tcp_address(text: str) -> str:
 AnyAddress = Annotated[str, AfterValidator(_address)]
 HttpAddress = Annotated[str, AfterValidator(_tcp_address)]
 WholeNumber = Annotated[int, BeforeValidator(parse_number)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KvDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"]
 WeightsDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 ActivationsDtype = Literal["auto", "float32", "int8"]
 PrefixIndex = Literal["hash", "radix", "none"]
@@ -177,8 +176,19 @@ class ModelRunnerSettings(ProcessSettings):
         "auto",
         description="Type of what weights in 8 or 4 bits are multiplied with; auto: float32; int8: rounded, faster.",
     )
-    kv_dtype: Dtype = Field("auto", description="Type of K and V in the cache; auto: as the weights.")
-    attention_backend: str = Field("auto", min_length=1, description="Attention backend; auto: the device's fastest.")
+    kv_dtype: KvDtype = Field(
+        "auto", description="Type of K and V in the cache; auto: as the weights. fp8_e4m3 has no scales: it rounds."
+    )
+    attention_backend: str = Field(
+        "auto",
+        min_length=1,
+        description="Attention backend to try first: flashinfer, flash_attn, triton, cpu, cpu_torch or reference; "
+        "auto: the device's fastest.",
+    )
+    cuda_graphs: bool = Field(
+        False,
+        description="Captures decode steps once for each padded number of sequences, and replays them: on a GPU.",
+    )
     deterministic: bool = Field(
         False, description="Ends the start when a request's tokens may depend on its batch; the CPU kernels' never do."
     )
@@ -190,11 +200,22 @@ class ModelRunnerSettings(ProcessSettings):
         description=f"Blocks in the cache, the null block included: 2 to {MAX_BLOCKS}.",
         json_schema_extra={"shown_default": "what --kv-cache-memory has room for"},
     )
-    kv_cache_memory: Bytes = Field(
-        1 << 30,
+    kv_cache_memory: Annotated[int | None, BeforeValidator(parse_optional_bytes)] = Field(
+        None,
         gt=0,
         description="Memory for K and V, in bytes or with a unit (MiB, GiB); not used with --num-blocks.",
-        json_schema_extra={"shown_default": "1GiB", "metavar": "BYTES"},
+        json_schema_extra={
+            "shown_default": "1GiB on a CPU; on a GPU what --gpu-memory-utilization leaves",
+            "metavar": "BYTES",
+        },
+    )
+    gpu_memory_utilization: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of a GPU's memory that may be in use: the weights, the largest step, others, and the rest "
+        "for K and V; not used with --kv-cache-memory or --num-blocks.",
+        json_schema_extra={"metavar": "SHARE"},
     )
     prefix_index: PrefixIndex = Field(
         "hash",

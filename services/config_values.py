@@ -29,6 +29,11 @@ def parse_bytes(value: object) -> int:
     return int(float(match["number"]) * factor)
 
 
+def parse_optional_bytes(value: object) -> int | None:
+    """parse_bytes() for a setting that may be left out."""
+    return None if value is None else parse_bytes(value)
+
+
 def parse_number(value: object) -> object:
     """Reads a whole number. ValueError with a sentence for anything else; None passes."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):

@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from model_runner import native
-from model_runner.attention import AttentionBackend, AttentionShape, create_backend
+from model_runner.attention import AttentionBackend
 from model_runner.books import PoolFacts
+from model_runner.decode_graphs import DecodeGraphs
 from model_runner.engine_types import EngineOptions
 from model_runner.errors import ModelLoadError
 from model_runner.executor import TorchExecutor
 from model_runner.kv_memory import KvMemory, describe_bytes
-from model_runner.loading import DTYPES, LoadedModel, demo_model_path, load_model
+from model_runner.loading import KV_DTYPES, LoadedModel, demo_model_path, load_model
 from model_runner.models.decoder import Decoder
 from model_runner.models.native import NativeDecoder
 from model_runner.scheduler import SchedulerLimits
@@ -31,6 +32,7 @@ from services.config import ModelRunnerSettings
 from services.cpus import usable_cpus
 from services.errors import StartupError
 from services.form_compiler import FormCompiler
+from services.model_cache import allocate_cache, free_of
 
 log = structlog.get_logger()
 
@@ -65,7 +67,7 @@ class Setup:
             eos_token_ids=sorted(self.options.eos_token_ids),
             has_chat_template=self.tokenizer.chat_template is not None,
             weights_dtype=self.loaded.weights_form,
-            kv_dtype=_dtype_name(self.backend.shape.dtype),
+            kv_dtype=_dtype_name(self.backend.shape.kv_dtype),
             attention_backend=self.backend.name,
             block_size=facts.block_size,
             num_blocks=facts.num_blocks,
@@ -97,15 +99,19 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
             )
     except ModelLoadError as error:
         raise StartupError(str(error)) from None
+    except torch.OutOfMemoryError:
+        name = settings.model or "the demo model"
+        raise StartupError(f"The weights of {name} do not fit {device}{free_of(device)}.") from None
     return _with_cache(settings, loaded, device)
 
 
 def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torch.device) -> Setup:
     config = loaded.config
-    kv_dtype = DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
+    kv_dtype = KV_DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
     memory = KvMemory(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype.itemsize, settings.block_size)
-    num_blocks = _num_blocks(settings, memory)
-    backend = _backend(settings.attention_backend, loaded, memory, num_blocks, kv_dtype, device)
+    choice = allocate_cache(settings, loaded, memory, kv_dtype, device)
+    backend = choice.backend
+    num_blocks = backend.shape.num_blocks
     cache = _dtype_name(kv_dtype)
     variance = why_not_deterministic(loaded.model, backend)
     if settings.deterministic and variance is not None:
@@ -115,9 +121,10 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         model=f"{loaded.name}, weights {loaded.weights_form}, activations {loaded.activations_dtype}, K/V {cache}, "
         f"{backend.name} attention on {device}, {torch.get_num_threads()} threads",
         kernels=_describe_kernels(loaded),
+        attention=choice.describe(),
         deterministic="yes, in any batch" if variance is None else f"no: {variance}",
-        kv_cache=memory.describe(num_blocks),
         speculation=_describe_speculation(settings),
+        **memory.describe(num_blocks, config.num_heads),
     )
     scheduling = SchedulerLimits(
         block_size=settings.block_size,
@@ -141,11 +148,24 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     return Setup(
         loaded=loaded,
         backend=backend,
-        executor=TorchExecutor(loaded.model, backend, settings.block_size, device),
+        executor=TorchExecutor(
+            loaded.model, backend, settings.block_size, device, _decode_graphs(settings, loaded.model, backend, longest)
+        ),
         memory=memory,
         options=options,
         limits=Limits(config.vocab_size, longest, scheduling.slots),
     )
+
+
+def _decode_graphs(
+    settings: ModelRunnerSettings, model: Decoder | NativeDecoder, backend: AttentionBackend, longest: int
+) -> DecodeGraphs | None:
+    if not settings.cuda_graphs:
+        return None
+    device = backend.shape.device
+    if device.type != "cuda" or not backend.is_capturable or isinstance(model, NativeDecoder):
+        raise StartupError(f"--cuda-graphs cannot be had for {backend.name} attention on {device}.")
+    return DecodeGraphs(model, backend, settings.max_sequences, -(-longest // settings.block_size))
 
 
 def _set_threads(threads: int) -> None:
@@ -180,42 +200,6 @@ def why_not_deterministic(model: Decoder | NativeDecoder, backend: AttentionBack
     return None
 
 
-def _num_blocks(settings: ModelRunnerSettings, memory: KvMemory) -> int:
-    if settings.num_blocks is not None:
-        return settings.num_blocks
-    try:
-        return memory.blocks_for_budget(settings.kv_cache_memory)
-    except ValueError as error:
-        raise StartupError(str(error)) from None
-
-
-def _backend(
-    name: str, loaded: LoadedModel, memory: KvMemory, num_blocks: int, dtype: torch.dtype, device: torch.device
-) -> AttentionBackend:
-    config = loaded.config
-    shape = AttentionShape(
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=memory.block_size,
-        num_blocks=num_blocks,
-        dtype=dtype,
-        device=device,
-        sliding_window=config.sliding_window,
-    )
-    try:
-        return create_backend(name, shape)
-    except ValueError as error:
-        raise StartupError(f"--attention-backend: {error}.") from None
-    except RuntimeError:
-        # What torch says when it gets no memory.
-        raise StartupError(
-            f"No memory for {num_blocks} KV blocks of {describe_bytes(memory.bytes_per_block)} each; give fewer by "
-            "--num-blocks or --kv-cache-memory."
-        ) from None
-
-
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
@@ -223,6 +207,8 @@ def _device(name: str) -> torch.device:
         raise StartupError(f"--device {name!r} is no device; use auto, cpu, cuda or cuda:N.") from None
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
         raise StartupError(f"--device {name!r} is not there; this torch has {'cuda, ' * torch.cuda.is_available()}cpu.")
+    if device.index is not None:
+        torch.cuda.set_device(device)
     return device
 
 

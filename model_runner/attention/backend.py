@@ -16,7 +16,12 @@ from model_runner.books import CopyOrder
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a backend must know of the model and of the cache. sliding_window: keys seen, the query's own included."""
+    """What a backend must know of the model and of the cache.
+
+    kv_dtype: of the cache. sliding_window: keys seen, the query's own included. logits_soft_cap: scores become
+    cap x tanh(score / cap). k_scale, v_scale: what is stored is the key or value divided by its scale, for a cache of
+    8 bits. query_dtype: of the queries, keys and values that run() gets.
+    """
 
     num_layers: int
     num_heads: int
@@ -24,18 +29,26 @@ class AttentionShape:
     head_dim: int
     block_size: int
     num_blocks: int
-    dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
     sliding_window: int | None = None
+    logits_soft_cap: float | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    query_dtype: torch.dtype = torch.float32
 
     @property
     def scale(self) -> float:
-        return self.head_dim**-0.5
+        return float(self.head_dim**-0.5)
 
     @property
     def group_size(self) -> int:
         """Query heads that share a KV head."""
         return self.num_heads // self.num_kv_heads
+
+    def first_visible(self, position: int) -> int:
+        """The first position whose key a query at `position` sees."""
+        return 0 if self.sliding_window is None else max(0, position + 1 - self.sliding_window)
 
 
 class AttentionBackend(ABC):
@@ -48,15 +61,40 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     batch_invariant: ClassVar[bool] = False
     """Whether a query's result is the same bit by bit in any batch, in any chunks and in any blocks."""
+    is_capturable: ClassVar[bool] = False
+    """Whether there is plan_replay()."""
     keys: Tensor
     values: Tensor
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
 
+    @classmethod
+    def why_not(cls, shape: AttentionShape) -> str | None:
+        """Why there can be no such cache here, in a phrase; None when there can."""
+        return cls.why_not_here(shape.device) or cls.why_not_shape(shape)
+
+    @classmethod
+    def why_not_here(cls, device: torch.device) -> str | None:
+        """What this machine lacks, in a phrase; None when nothing."""
+        return None
+
+    @classmethod
+    def why_not_shape(cls, shape: AttentionShape) -> str | None:
+        """What the kernels don't know of the shape, in a phrase, wherever they run; None when they know it."""
+        return None
+
     @abstractmethod
     def plan(self, batch: StepBatch) -> None:
         """Prepares a step; the batch stays the same until the next plan()."""
+
+    def plan_replay(self, batch: StepBatch) -> None:
+        """plan() for a step of one token a sequence whose run() is captured in a graph, or was.
+
+        The batch's tensors, block tables of full width among them, are the same for each step of as many sequences, and
+        so is everything else on the device that run() reads.
+        """
+        raise NotImplementedError(f"{self.name} reads what a graph would not see")
 
     @abstractmethod
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -87,3 +125,29 @@ class AttentionBackend(ABC):
         index = torch.tensor(list(blocks), dtype=torch.long, device=self.keys.device)
         for cache in (self.keys, self.values):
             cache[:, index] = float("nan")
+
+
+def stored(new: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """What a cache holds of new K or V: divided by the scale, and in 8 bits the nearest number that there is."""
+    if scale != 1:
+        new = new.float() / scale
+    if dtype.itemsize == 1:
+        limit = torch.finfo(dtype).max
+        new = new.clamp(-limit, limit)
+    return new.to(dtype)
+
+
+def capped(scores: Tensor, cap: float | None) -> Tensor:
+    """Scores that stay below the cap, should there be one: cap x tanh(score / cap)."""
+    return scores if cap is None else cap * torch.tanh(scores / cap)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """'bfloat16' and the like."""
+    return str(dtype).removeprefix("torch.")
+
+
+def lacks(device: torch.device, least: tuple[int, int]) -> str | None:
+    """What a GPU lacks of a compute capability, in a phrase; None when nothing."""
+    has = torch.cuda.get_device_capability(device)
+    return f"the GPU is sm{has[0]}{has[1]}, below sm{least[0]}{least[1]}" if has < least else None

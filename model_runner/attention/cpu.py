@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model_runner import native
-from model_runner.attention.backend import AttentionBackend, AttentionShape
+from model_runner.attention.backend import AttentionBackend, AttentionShape, name_of
 from model_runner.batch import StepBatch
 
 
@@ -22,22 +22,31 @@ class CpuAttention(AttentionBackend):
     batch_invariant = True
 
     def __init__(self, shape: AttentionShape) -> None:
-        """The shape must be one that can_have() accepts."""
+        """The shape must be one that why_not() has nothing against."""
         super().__init__(shape)
         heads = (shape.num_layers, shape.num_blocks, shape.num_kv_heads)
-        pair = native.key_pair(shape.dtype)
-        self.keys = native.zeros((*heads, shape.head_dim // pair, shape.block_size, pair), shape.dtype)
-        self.values = native.zeros((*heads, shape.block_size, shape.head_dim), shape.dtype)
+        pair = native.key_pair(shape.kv_dtype)
+        self.keys = native.zeros((*heads, shape.head_dim // pair, shape.block_size, pair), shape.kv_dtype)
+        self.values = native.zeros((*heads, shape.block_size, shape.head_dim), shape.kv_dtype)
         self._cache = native.c_cache(self.keys, self.values, shape.sliding_window)
         self._batch: StepBatch
         self._step: native.CBatch
 
-    @staticmethod
-    def can_have(shape: AttentionShape) -> bool:
-        """Whether the kernels are there and know such a cache."""
-        fits = shape.block_size & (shape.block_size - 1) == 0 and shape.head_dim % 2 == 0
-        is_known = shape.dtype in (torch.float32, torch.bfloat16) and fits
-        return is_known and shape.device.type == "cpu" and native.library() is not None
+    @classmethod
+    def why_not_here(cls, device: torch.device) -> str | None:
+        return native.why_not() if device.type == "cpu" else f"the device is {device}"
+
+    @classmethod
+    def why_not_shape(cls, shape: AttentionShape) -> str | None:
+        if shape.kv_dtype not in (torch.float32, torch.bfloat16):
+            return f"the CPU kernels know no K/V in {name_of(shape.kv_dtype)}"
+        if shape.block_size & (shape.block_size - 1):
+            return f"blocks of {shape.block_size} tokens are no power of two"
+        if shape.head_dim % 2:
+            return f"{shape.head_dim} dimensions of a head are an odd number"
+        if shape.logits_soft_cap is not None:
+            return "the CPU kernels know no soft cap of logits"
+        return None if shape.k_scale == shape.v_scale == 1 else "the CPU kernels know no scales of K/V"
 
     @property
     def cache(self) -> native.CCache:

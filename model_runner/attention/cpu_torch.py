@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from model_runner.attention.backend import AttentionBackend, AttentionShape
+from model_runner.attention.backend import AttentionBackend, AttentionShape, capped, stored
 from model_runner.attention.reference import visible
 from model_runner.batch import StepBatch
 
@@ -41,8 +41,8 @@ class TorchCpuAttention(AttentionBackend):
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__(shape)
         size = (shape.num_layers, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
-        self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self.keys = torch.zeros(size, dtype=shape.kv_dtype, device=shape.device)
+        self.values = torch.zeros(size, dtype=shape.kv_dtype, device=shape.device)
         self._plans: list[_SequencePlan] = []
 
     def plan(self, batch: StepBatch) -> None:
@@ -56,9 +56,9 @@ class TorchCpuAttention(AttentionBackend):
             first += count
 
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        for cache, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            cache[self._target_blocks, :, self._target_slots] = new.to(cache.dtype)
         shape = self.shape
+        for cache, new, scale in ((self.keys, keys, shape.k_scale), (self.values, values, shape.v_scale)):
+            cache[layer][self._target_blocks, :, self._target_slots] = stored(new, scale, cache.dtype)
         grouped = queries.view(-1, shape.num_kv_heads, shape.group_size, shape.head_dim)
         output = torch.empty_like(grouped)
         for plan in self._plans:
@@ -68,7 +68,7 @@ class TorchCpuAttention(AttentionBackend):
 
     def _plan_sequence(self, table: Tensor, first_row: int, count: int, length: int) -> _SequencePlan:
         size, window = self.shape.block_size, self.shape.sliding_window
-        first_key = 0 if window is None else max(0, length - count + 1 - window)
+        first_key = self.shape.first_visible(length - count)
         first_block = first_key // size
         mask = None
         if count > 1:
@@ -85,13 +85,23 @@ class TorchCpuAttention(AttentionBackend):
 
     def _attend(self, layer: int, queries: Tensor, plan: _SequencePlan) -> Tensor:
         """queries and result: [rows, kv heads, group_size, head_dim]."""
-        keys, values = (self._gather(cache[layer], plan) for cache in (self.keys, self.values))
+        shape = self.shape
+        keys = self._numbers(self._gather(self.keys[layer], plan), shape.k_scale)
+        values = self._numbers(self._gather(self.values[layer], plan), shape.v_scale)
         rows, heads, group, dim = queries.shape
-        folded = queries.permute(1, 2, 0, 3).reshape(1, heads, group * rows, dim)
-        attended = functional.scaled_dot_product_attention(
-            folded.to(keys.dtype), keys[None], values[None], attn_mask=plan.mask, scale=self.shape.scale
-        )
+        folded = queries.permute(1, 2, 0, 3).reshape(1, heads, group * rows, dim).to(keys.dtype)
+        if shape.logits_soft_cap is None:
+            attended = functional.scaled_dot_product_attention(
+                folded, keys[None], values[None], attn_mask=plan.mask, scale=shape.scale
+            )
+        else:
+            attended = _attend_capped(folded, keys, values, plan.mask, shape.scale, shape.logits_soft_cap)
         return attended.view(heads, group, rows, dim).permute(2, 0, 1, 3).to(queries.dtype)
+
+    @staticmethod
+    def _numbers(cached: Tensor, scale: float) -> Tensor:
+        """What can be computed with: 8 bits and scaled numbers become float32."""
+        return cached if cached.dtype.itemsize > 1 and scale == 1 else cached.float() * scale
 
     def _by_head(self, blocks: Tensor) -> Tensor:
         heads = self.shape.num_kv_heads
@@ -109,3 +119,16 @@ class TorchCpuAttention(AttentionBackend):
 
     def _slots(self, cache: Tensor, block: int, num_tokens: int) -> Tensor:
         return cache[:, block, :, :num_tokens]
+
+
+def _attend_capped(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float
+) -> Tensor:
+    """What the fused kernel does, which has no cap.
+
+    queries: [1, heads, rows, head_dim]; keys, values: [heads, keys, head_dim]. Returns what queries look like.
+    """
+    scores = capped((queries.float() @ keys.float().mT) * scale, cap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(dim=-1) @ values.float()

@@ -5,29 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model_runner.attention.backend import AttentionBackend, AttentionShape
+from model_runner.attention.backend import capped
+from model_runner.attention.nhd import NhdAttention
 from model_runner.batch import StepBatch
 
 
-class ReferenceAttention(AttentionBackend):
-    """K/V as [layers, blocks, block_size, kv heads, head_dim] (NHD); softmax in float32."""
+class ReferenceAttention(NhdAttention):
+    """Scores and softmax in float32, on any device."""
 
     name = "reference"
-
-    def __init__(self, shape: AttentionShape) -> None:
-        super().__init__(shape)
-        size = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        self._batch: StepBatch
+    _batch: StepBatch
 
     def plan(self, batch: StepBatch) -> None:
         self._batch = batch
 
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         batch = self._batch
-        for cache, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            cache.view(-1, *new.shape[1:])[batch.slot_mapping] = new.to(cache.dtype)
+        self._write(layer, keys, values, batch.slot_mapping)
         output = torch.empty_like(queries)
         first = 0
         for row, (count, length) in enumerate(zip(batch.query_lengths, batch.lengths, strict=True)):
@@ -39,17 +33,18 @@ class ReferenceAttention(AttentionBackend):
     def _attend(self, queries: Tensor, layer: int, block_table: Tensor, length: int) -> Tensor:
         """The last `len(queries)` positions of a sequence of `length` tokens: [q, num_heads, head_dim]."""
         shape = self.shape
-        blocks = block_table[: -(-length // shape.block_size)].long()
+        # What no query sees any more may be another's by now.
+        first = shape.first_visible(length - len(queries))
+        blocks = block_table[first // shape.block_size : -(-length // shape.block_size)].long()
+        here = slice(first % shape.block_size, first % shape.block_size + length - first)
         keys, values = (
-            cache[layer][blocks].flatten(0, 1)[:length].float().repeat_interleave(shape.group_size, dim=1)
-            for cache in (self.keys, self.values)
+            scale * cache[layer][blocks].flatten(0, 1)[here].float().repeat_interleave(shape.group_size, dim=1)
+            for cache, scale in ((self.keys, shape.k_scale), (self.values, shape.v_scale))
         )
         scores = torch.einsum("qhd,khd->hqk", queries.float(), keys) * shape.scale
-        scores.masked_fill_(~visible(len(queries), length, shape.sliding_window, queries.device), float("-inf"))
+        seen = visible(len(queries), length, shape.sliding_window, queries.device)[:, first:]
+        scores = capped(scores, shape.logits_soft_cap).masked_fill(~seen, float("-inf"))
         return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values)
-
-    def _slots(self, cache: Tensor, block: int, num_tokens: int) -> Tensor:
-        return cache[:, block, :num_tokens]
 
 
 def visible(num_queries: int, length: int, window: int | None, device: torch.device) -> Tensor:

@@ -68,6 +68,10 @@ class Decoder:
     def forward(self, batch: StepBatch, backend: AttentionBackend) -> Tensor:
         """Logits of batch.logits_rows: float32 [R, vocab_size]. Writes the K/V of all rows into the backend."""
         backend.plan(batch)
+        return self.compute(batch, backend)
+
+    def compute(self, batch: StepBatch, backend: AttentionBackend) -> Tensor:
+        """forward() of a step that the backend has planned; reads no tensor on the host."""
         hidden = functional.embedding(batch.token_ids, self._embedding)
         cos, sin = self._rope.at(batch.positions, hidden.dtype)
         for index, layer in enumerate(self._layers):

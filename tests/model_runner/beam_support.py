@@ -12,6 +12,7 @@ from model_runner.engine_types import Failure
 from model_runner.request import (
     BeamSearch,
 )
+from model_runner.sequence import LiveRequest
 from tests.model_runner.engine_harness import Harness
 from tests.model_runner.naive_beams import Answer
 from tests.model_runner.toy_model import VOCAB_SIZE
@@ -37,7 +38,9 @@ def assert_answers(harness: Harness, name: str, expected: list[Answer]) -> None:
     assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], rel=1e-5, abs=1e-5)
 
 
-def submit(harness: Harness, name: str, prompt: Sequence[int], width: int, limit: int | None, **options: Any) -> None:
+def submit(
+    harness: Harness, name: str, prompt: Sequence[int], width: int, limit: int | None, **options: Any
+) -> LiveRequest:
     params = {key: options.pop(key) for key in ("length_penalty", "early_stopping") if key in options}
     options.setdefault("num_choices", width)
-    harness.submit(name, prompt, limit, beam_search=BeamSearch(width, **params), **options)
+    return harness.submit(name, prompt, limit, beam_search=BeamSearch(width, **params), **options)

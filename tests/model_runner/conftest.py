@@ -13,6 +13,8 @@ import torch
 
 from model_runner.loading import LoadedModel, demo_model_path, load_model
 
+# GPU kernels run in Triton's interpreter here, which must be said before anything loads them.
+os.environ["TRITON_INTERPRET"] = "1"
 DATA = Path(__file__).parent.parent / "data"
 
 

@@ -1,8 +1,4 @@
-"""Every attention backend against a softmax written out in float64, on a cache where nothing unwritten is a number.
-
-Before each run the whole cache is NaN. So a backend that reads a slot nobody wrote, a block of nobody's, the padding
-of a block table or the positions after a query cannot give the right answer.
-"""
+"""The CPU's attention backends against a softmax written out in float64, on a poisoned cache."""
 
 from __future__ import annotations
 
@@ -17,19 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model_runner.attention import BACKENDS, AttentionBackend, AttentionShape, create_backend
+from model_runner.attention.nhd import NhdAttention
+from model_runner.attention.triton import TritonAttention
 from model_runner.batch import BatchEntry, pack_batch
 from model_runner.books import CopyOrder
 from model_runner.kv_memory import KvMemory
+from tests.model_runner.attention_world import BF16_TOLERANCE, CPU, HEADS, World, assert_near, mixed, shape_of
 
-NAMES = sorted(BACKENDS)
-CPU = torch.device("cpu")
-TOLERANCE = 1e-5
-"""Between float32 and float64, for means of values drawn from the standard normal distribution."""
-BF16_TOLERANCE = 3e-2
-"""bfloat16 has 8 bits: values up to 4 are off by up to 2**-7 each, and so may be the weights and the result."""
-
-HEADS = {"mha": (4, 4), "gqa2": (4, 2), "gqa3": (6, 2), "gqa8": (16, 2), "mqa": (5, 1)}
-"""Query heads and KV heads."""
+NAMES = ["cpu", "cpu_torch", "reference"]
+"""Those that are fast on a CPU. All others are in test_attention_cases.py."""
+COPYING = [*NAMES, *(["triton"] if TritonAttention.why_not_here(CPU) is None else [])]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -39,129 +32,6 @@ def one_thread(torch_threads: None) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def shape_of(
-    heads: str = "gqa2", *, head_dim: int = 64, block_size: int = 16, window: int | None = None, num_layers: int = 2
-) -> AttentionShape:
-    """A float32 shape; its blocks are counted by the World that uses it."""
-    num_heads, num_kv_heads = HEADS[heads]
-    return AttentionShape(
-        num_layers, num_heads, num_kv_heads, head_dim, block_size, 1, torch.float32, CPU, sliding_window=window
-    )
-
-
-def dense(shape: AttentionShape, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention of one sequence in float64, as one square matrix a head: [tokens, num_heads, head_dim]."""
-    queries, keys, values = (each.double().transpose(0, 1) for each in (queries, keys, values))
-    seen = torch.ones(queries.shape[1], queries.shape[1], dtype=torch.bool).tril()
-    if shape.sliding_window is not None:
-        seen = seen.triu(1 - shape.sliding_window)
-    outputs = []
-    for head, query in enumerate(queries):
-        kv_head = head // (shape.num_heads // shape.num_kv_heads)
-        weights = torch.exp(query @ keys[kv_head].T / math.sqrt(shape.head_dim)) * seen
-        outputs.append(weights / weights.sum(dim=1, keepdim=True) @ values[kv_head])
-    return torch.stack(outputs, dim=1)
-
-
-@dataclass
-class Truth:
-    """One sequence: queries, keys and values of all its positions in all layers, its blocks, how far it is computed."""
-
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
-    table: list[int]
-    computed: int = 0
-
-    def expected(self, shape: AttentionShape) -> Tensor:
-        """[layers, tokens, num_heads, head_dim]"""
-        layers = zip(self.queries, self.keys, self.values, strict=True)
-        return torch.stack([dense(shape, *layer) for layer in layers])
-
-
-class World:
-    """Sequences with random contents in shuffled blocks of a poisoned cache.
-
-    Three blocks are nobody's, the null block among them; the one with the highest id is the first sequence's first.
-    """
-
-    def __init__(self, name: str, shape: AttentionShape, lengths: Sequence[int], *, seed: int = 0) -> None:
-        draw = torch.Generator().manual_seed(seed)
-        widths = [-(-length // shape.block_size) for length in lengths]
-        self.shape = replace(shape, num_blocks=sum(widths) + 3)
-        order = (torch.randperm(self.shape.num_blocks - 2, generator=draw) + 1).tolist()
-        blocks = iter([self.shape.num_blocks - 1, *order])
-        self.sequences = [
-            Truth(
-                self._random(draw, length, shape.num_heads),
-                self._random(draw, length, shape.num_kv_heads),
-                self._random(draw, length, shape.num_kv_heads),
-                [next(blocks) for _ in range(width)],
-            )
-            for length, width in zip(lengths, widths, strict=True)
-        ]
-        self.restart(name)
-
-    def restart(self, name: str) -> None:
-        """An empty, poisoned cache of another backend; nothing is computed."""
-        self.backend = create_backend(name, self.shape)
-        self.backend.poison(range(self.shape.num_blocks))
-        for sequence in self.sequences:
-            sequence.computed = 0
-
-    def step(self, work: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Computes the next `count` tokens of each (sequence, count): for each [layers, count, num_heads, head_dim]."""
-        entries, rows = [], []
-        for index, count in work:
-            sequence = self.sequences[index]
-            entries.append(BatchEntry([0] * count, sequence.computed, sequence.table, True))
-            rows.append((sequence, slice(sequence.computed, sequence.computed + count)))
-            sequence.computed += count
-        self.backend.plan(pack_batch(entries, self.shape.block_size, CPU))
-        layers = [
-            self.backend.run(
-                layer,
-                torch.cat([sequence.queries[layer, here] for sequence, here in rows]),
-                torch.cat([sequence.keys[layer, here] for sequence, here in rows]),
-                torch.cat([sequence.values[layer, here] for sequence, here in rows]),
-            )
-            for layer in range(self.shape.num_layers)
-        ]
-        return list(torch.stack(layers).split([count for _, count in work], dim=1))
-
-    def rows(self, steps: Sequence[Sequence[tuple[int, int]]]) -> list[Tensor]:
-        """Runs the steps: for each sequence its rows of all of them, [layers, computed, num_heads, head_dim]."""
-        found: list[list[Tensor]] = [[] for _ in self.sequences]
-        for work in steps:
-            for (index, _), output in zip(work, self.step(work), strict=True):
-                found[index].append(output)
-        return [torch.cat(each, dim=1) if each else torch.empty(0) for each in found]
-
-    def _random(self, draw: torch.Generator, length: int, heads: int) -> Tensor:
-        size = (self.shape.num_layers, length, heads, self.shape.head_dim)
-        return torch.randn(size, generator=draw).to(self.shape.dtype)
-
-
-def assert_near(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=tolerance)
-
-
-def mixed(size: int) -> tuple[list[int], list[list[tuple[int, int]]]]:
-    """Lengths of five sequences and three steps which, for blocks of `size`, mix all kinds of work.
-
-    0: a prompt in three chunks, the second from inside one block to inside the next but one.
-    1: a prompt of exactly one block, then two decode steps, of which the first begins a block.
-    2: a whole prompt that ends inside its second block.  3: a prompt of one token.  4: a prompt of one block.
-    """
-    lengths = [2 * size + 3, size + 2, size + 5, 1, size]
-    steps = [
-        [(0, size - 3), (1, size)],
-        [(2, size + 5), (0, size + 4), (1, 1), (3, 1)],
-        [(1, 1), (4, size), (0, 2)],
-    ]
-    return lengths, steps
 
 
 class TestByHand:
@@ -342,14 +212,14 @@ def slots_of(backend: AttentionBackend) -> tuple[Tensor, Tensor]:
     if backend.name == "cpu":
         # [layers, blocks, kv heads, head_dim / pair, block_size, pair]
         keys = keys.transpose(3, 4).flatten(4)
-    if backend.name != "reference":
+    if not isinstance(backend, NhdAttention):
         keys, values = keys.transpose(2, 3), values.transpose(2, 3)
     return keys.clone(), values.clone()
 
 
 def numbered(name: str) -> AttentionBackend:
     """A cache of 8 blocks of 8 slots and 3 layers in which no number occurs twice."""
-    backend = create_backend(name, replace(shape_of(block_size=8, num_layers=3), num_blocks=8))
+    backend = BACKENDS[name](replace(shape_of(block_size=8, num_layers=3), num_blocks=8))
     keys, values = backend.keys, backend.values
     keys.copy_(torch.arange(keys.numel()).view_as(keys))
     values.copy_(-1 - torch.arange(values.numel()).view_as(values))
@@ -379,7 +249,7 @@ class TestCopies:
             pytest.param([], id="none"),
         ],
     )
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", COPYING)
     def test_exactly_the_first_slots_in_all_layers_and_in_order(
         self, name: str, copies: list[tuple[int, int, int]]
     ) -> None:
@@ -390,7 +260,7 @@ class TestCopies:
         for actual, wanted in zip(slots_of(backend), expected, strict=True):
             assert torch.equal(actual, wanted)
 
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", COPYING)
     def test_a_fork_goes_on_from_its_copy(self, name: str) -> None:
         """Parent and child share a full block and 5 slots of the next; the child writes its 22nd token to a copy."""
         world = World(name, shape_of(), [24, 24])
@@ -449,9 +319,7 @@ class TestTheCache:
     def test_bfloat16(self, name: str, window: int | None, query_dtype: torch.dtype) -> None:
         """A cache of half the size gives what float32 gives, within what 8 bits can tell, in the queries' dtype."""
         lengths, steps = mixed(16)
-        world = World(name, replace(shape_of(window=window), dtype=torch.bfloat16), lengths)
-        for sequence in world.sequences:
-            sequence.queries = sequence.queries.to(query_dtype)
+        world = World(name, replace(shape_of(window=window), kv_dtype=torch.bfloat16, query_dtype=query_dtype), lengths)
         for sequence, rows in zip(world.sequences, world.rows(steps), strict=True):
             assert rows.dtype is query_dtype
             assert_near(rows, sequence.expected(world.shape), BF16_TOLERANCE)
@@ -460,7 +328,7 @@ class TestTheCache:
     @pytest.mark.parametrize("heads", HEADS)
     @pytest.mark.parametrize("name", NAMES)
     def test_its_bytes_are_those_of_the_arithmetic(self, name: str, heads: str, dtype: torch.dtype) -> None:
-        shape = replace(shape_of(heads, head_dim=80, block_size=32), num_blocks=7, dtype=dtype)
+        shape = replace(shape_of(heads, head_dim=80, block_size=32), num_blocks=7, kv_dtype=dtype)
         memory = KvMemory(2, HEADS[heads][1], 80, dtype.itemsize, 32)
         assert create_backend(name, shape).cache_bytes == 7 * memory.bytes_per_block
 
@@ -474,13 +342,6 @@ class TestNames:
         backend = create_backend(name, shape_of())
         assert type(backend) is BACKENDS[name]
         assert backend.name == name
-
-    @pytest.mark.parametrize("name", ["flash", "CPU", ""])
-    def test_an_unknown_name_is_refused_with_the_choices(self, name: str) -> None:
-        with pytest.raises(ValueError, match="attention backend") as raised:
-            create_backend(name, shape_of())
-        for choice in (repr(name), "auto", *NAMES):
-            assert choice in str(raised.value)
 
 
 def _kinds_of_work(size: int) -> Iterator[str]:

@@ -217,6 +217,21 @@ class TestPreemption:
             assert_answers(harness, "b", naive_search(prompt_of(9), 2, 5))
 
 
+class TestPauses:
+    @pytest.mark.parametrize("step", [0, 1, 2, 6])
+    def test_the_beams_of_a_paused_search_come_back_together(self, step: int) -> None:
+        """Others run meanwhile, and then with it, in a pool where one of them gives way."""
+        harness = Harness(num_blocks=24)
+        live = submit(harness, "a", prompt_of(9), 4, 12)
+        submit(harness, "other", prompt_of(9, 1), 3, 12)
+        harness.executor.before_step[step] = lambda: harness.engine.throttle(live, True)
+        harness.executor.before_step[step + 3] = lambda: harness.engine.throttle(live, False)
+        with harness:
+            assert_answers(harness, "a", naive_search(prompt_of(9), 4, 12))
+            assert_answers(harness, "other", naive_search(prompt_of(9, 1), 3, 12))
+            assert harness.last("a").usage.pauses == 1
+
+
 class TestFaults:
     @pytest.mark.parametrize("step", [0, 1, 2, 7])
     def test_books_that_start_anew(self, step: int) -> None:

@@ -37,7 +37,7 @@ def backend_for(name: str, config: ModelConfig) -> AttentionBackend:
             head_dim=config.head_dim,
             block_size=BLOCK_SIZE,
             num_blocks=max(BLOCKS) + 1,
-            dtype=torch.float32,
+            kv_dtype=torch.float32,
             device=CPU,
             sliding_window=config.sliding_window,
         ),

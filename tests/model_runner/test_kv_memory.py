@@ -100,23 +100,18 @@ class TestTooSmallABudget:
 
 
 class TestDescriptions:
-    def test_the_arithmetic_in_one_line(self) -> None:
-        # 2 x 32 x 8 x 128 x 2 = 131,072 bytes a token; x 16 = 2 MiB a block; 1,025 blocks of which one is the null
-        # block: 1,024 x 16 = 16,384 tokens.
-        line = GROUPED.describe(1_025)
-        assert "\n" not in line
-        for part in (
-            "32 layers",
-            "8 KV heads",
-            "128",
-            "2 B",
-            "131,072 B a token",
-            "x 16 = 2 MiB a block",
-            "1,025 blocks = 2.002 GiB",
-            "1,024 usable",
-            "16,384 tokens",
-        ):
-            assert part in line
+    def test_the_arithmetic(self) -> None:
+        # 2 x 8 x 128 x 2 = 4,096 bytes a token and layer, x 32 = 131,072; x 16 = 2 MiB a block; 1,025 blocks of which
+        # one is the null block: 1,024 x 16 = 16,384 tokens. With 32 KV heads it would be four times as much.
+        assert GROUPED.describe(1_025, num_heads=32) == {
+            "kv_of_a_token": "2 (K, V) x 8 KV heads x 128 x 2 B = 4,096 B a layer; x 32 layers = 131,072 B",
+            "kv_of_a_block": "x 16 tokens = 2 MiB",
+            "kv_cache": "1,025 blocks = 2.002 GiB, of which 1,024 usable hold 16,384 tokens",
+            "kv_heads": "4 query heads share one: 1/4 of 8.008 GiB",
+        }
+
+    def test_without_groups_nothing_is_saved(self) -> None:
+        assert HIDDEN_4096.describe(2, num_heads=32)["kv_heads"] == "one for each query head"
 
     @pytest.mark.parametrize(
         ("count", "text"),

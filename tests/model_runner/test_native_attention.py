@@ -13,18 +13,17 @@ from torch import Tensor
 
 from model_runner import native
 from model_runner.batch import BatchEntry, pack_batch
-from tests.model_runner.native_support import INSTRUCTION_SETS, using
-from tests.model_runner.test_attention import (
+from tests.model_runner.attention_world import (
     BF16_TOLERANCE,
     CPU,
     HEADS,
-    Schedule,
     World,
     assert_near,
     mixed,
-    schedules,
     shape_of,
 )
+from tests.model_runner.native_support import INSTRUCTION_SETS, using
+from tests.model_runner.test_attention import Schedule, schedules
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="the CPU kernels are not built")
 
@@ -59,7 +58,7 @@ class TestRight:
     def test_bfloat16(self, instruction_set: str, heads: str) -> None:
         lengths, steps = mixed(16)
         for head_dim in (64, 40):
-            shape = replace(shape_of(heads, head_dim=head_dim), dtype=torch.bfloat16)
+            shape = replace(shape_of(heads, head_dim=head_dim), kv_dtype=torch.bfloat16)
             with using(instruction_set):
                 world = World("cpu", shape, lengths)
                 for sequence, rows in zip(world.sequences, world.rows(steps), strict=True):
@@ -126,7 +125,7 @@ def assert_same_bits(first: list[Tensor], second: list[Tensor]) -> None:
 @pytest.mark.parametrize("window", [None, 70, 300])
 class TestInvariance:
     def world(self, dtype: torch.dtype, window: int | None) -> World:
-        return World("cpu", replace(shape_of("gqa3", window=window, num_layers=1), dtype=dtype), LONG)
+        return World("cpu", replace(shape_of("gqa3", window=window, num_layers=1), kv_dtype=dtype), LONG)
 
     def test_whole_chunked_and_token_by_token(self, dtype: torch.dtype, window: int | None) -> None:
         world = self.world(dtype, window)

@@ -82,3 +82,32 @@ def test_plain_torch_cannot_start_deterministic() -> None:
         pytest.raises(StartupError, match=sentence),
     ):
         set_up_model(settings(deterministic=True))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["flashinfer", "flash_attn"])
+def test_a_backend_that_cannot_be_had_is_replaced_and_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    setup = set_up_model(settings(attention_backend=name))
+    assert setup.describe("p").attention_backend == "cpu"
+    assert f"attention: cpu (not {name}: the device is cpu, and it needs CUDA)\n" in capsys.readouterr().err
+
+
+def test_a_cache_of_8_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    setup = set_up_model(settings(kv_dtype="fp8_e4m3"))
+    described = setup.describe("p")
+    assert (described.kv_dtype, described.attention_backend) == ("float8_e4m3fn", "cpu_torch")
+    # 2 (K, V) x 30 layers x 3 KV heads x 64 dimensions x 1 byte
+    assert described.kv_bytes_per_token == 11_520
+    if INSTRUCTION_SETS:
+        reason = "not cpu: the CPU kernels know no K/V in float8_e4m3fn"
+        assert f"attention: cpu_torch ({reason})\n" in capsys.readouterr().err
+
+
+def test_an_unknown_backend_is_one_sentence() -> None:
+    with pytest.raises(StartupError, match=r"^--attention-backend: there is no attention backend 'flash'; .*\.$"):
+        set_up_model(settings(attention_backend="flash"))
+
+
+def test_graphs_need_a_gpu() -> None:
+    with pytest.raises(StartupError, match=r"^--cuda-graphs cannot be had for \w+ attention on cpu\.$"):
+        set_up_model(settings(cuda_graphs=True))

@@ -67,7 +67,7 @@ def test_every_setting_is_an_option_with_help() -> None:
         "(hash)",
         "(sha256)",
         "(adaptive)",
-        "(1GiB)",
+        "(1GiB on a CPU;",
         "(16)",
         "(512)",
         "(what --kv-cache-memory has room for)",
