@@ -75,9 +75,9 @@ def _choice(chunks: list[Chunk], index: int) -> tuple[tuple[int, ...], str, tupl
 
 
 def is_beginning(answer: Answer, whole: Answer) -> bool:
-    """Whether what an aborted request got is how its answer begins."""
+    """Whether what an aborted request got is how its answer begins; what it ends in may be half a character."""
     return all(
-        tokens == whole.choices[index][0][: len(tokens)] and whole.choices[index][1].startswith(text)
+        tokens == whole.choices[index][0][: len(tokens)] and whole.choices[index][1].startswith(text.rstrip("\ufffd"))
         for index, (tokens, text, _, _) in answer.choices.items()
     )
 
