@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from model_runner.books import KvBooks
 from model_runner.prompt_lookup import PromptLookup
-from model_runner.scheduler import SchedulerLimits, StepPlan
+from model_runner.scheduler import SchedulerLimits
 from model_runner.sequence import Sequence
+from model_runner.step_plan import StepPlan
 
 
 class Drafter:
