@@ -37,13 +37,13 @@ from model_runner.generation import Generation, abort_chunks, describe_stuck
 from model_runner.intake import Intake
 from model_runner.observer import EngineObserver, SilentObserver, StepReport
 from model_runner.outcome import Outcome
+from model_runner.progress import ToldProgress
 from model_runner.prompt_logprobs import draw_rows, note_prompt_logprobs
 from model_runner.request import Chunk, GenerateRequest, RequestView
 from model_runner.scheduler import Scheduler
 from model_runner.sequence import LiveRequest
 from model_runner.sequence import Sequence as LiveSequence
 from model_runner.step_clock import StepClock
-from model_runner.step_plan import StepPlan
 from model_runner.timed_books import TimedBooks
 from model_runner.token_text import Tokenizer
 
@@ -97,7 +97,7 @@ class Engine:
         self._state = EngineState.WAITING_FOR_BOOKS
         self._has_books = False
         self._losses = 0
-        self._told_tokens = self._told_preemptions = 0
+        self._progress = ToldProgress(lambda: (self._generation.generated_tokens, self._scheduler.preemptions))
         self._intake = Intake(options.max_queued_requests, options.max_queued_tokens)
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
@@ -227,15 +227,10 @@ class Engine:
         try:
             return self._compute()
         finally:
-            self._tell_progress()
+            self._progress.tell(self._observer)
             # Last, and also if the step fails: their other choices may be in it.
             for sequence, error in self._scheduler.take_refused():
                 self._refuse(sequence.live, error)
-
-    def _tell_progress(self) -> None:
-        generated, preemptions = self._generation.generated_tokens, self._scheduler.preemptions
-        self._observer.on_progress(generated - self._told_tokens, preemptions - self._told_preemptions)
-        self._told_tokens, self._told_preemptions = generated, preemptions
 
     def _compute(self) -> bool:
         started = time.monotonic()
@@ -245,7 +240,7 @@ class Engine:
         self._books.flush()
         if not plan.work:
             return False
-        self._note_admissions(plan, started)
+        self._intake.note_admissions([work.sequence.live for work in plan.work], started)
         self._clock.lap("schedule")
         entries = [work.sequence.entry(work.num_tokens) for work in plan.work]
         logits = self._executor.execute(entries, plan.copies)
@@ -279,7 +274,7 @@ class Engine:
             # Whatever the books answer: in the end the chunks go out, and before that the ended sequences end.
             always.callback(self._end_stuck, outcome.stuck)
             always.callback(self._deliver, outcome.chunks)
-            always.callback(self._tell_progress)
+            always.callback(self._progress.tell, self._observer)
             always.callback(self._close, outcome.chunks)
             always.callback(self._clock.lap, "sample")
             always.callback(self._finish, outcome.finished)
@@ -301,11 +296,6 @@ class Engine:
             if chunk.usage is not None:
                 live = self._intake.forget(chunk.request_id)
                 self._observer.on_finish(chunk.finish_reason, chunk.usage, live.request.tenant)
-
-    def _note_admissions(self, plan: StepPlan, now: float) -> None:
-        for work in plan.work:
-            if work.sequence.live.admitted_at is None:
-                self._intake.note_admission(work.sequence.live, now)
 
     # When things go wrong.
 

@@ -134,11 +134,13 @@ class Intake:
                 return True
             return self._lock.wait(seconds)
 
-    def note_admission(self, live: LiveRequest, now: float) -> None:
-        """The request has left the queue, for its first step."""
-        with self._lock:
-            live.admitted_at = now
-            self._speed.note(now)
+    def note_admissions(self, lives: Sequence[LiveRequest], now: float) -> None:
+        """The requests are part of a step: those for which it is the first have left the queue."""
+        for live in lives:
+            if live.admitted_at is None:
+                with self._lock:
+                    live.admitted_at = now
+                    self._speed.note(now)
 
     def is_live(self, live: LiveRequest) -> bool:
         """Whether this very request has not ended."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from model_runner.observer import EngineObserver
 from model_runner.sequence import LiveRequest, Sequence
 
@@ -35,3 +37,17 @@ class Progress:
             live.first_token_at = now
             self._observer.on_first_token(now - live.arrived_at)
         live.last_token_at = now
+
+
+class ToldProgress:
+    """What an observer has been told of two totals: tokens generated, and preemptions."""
+
+    def __init__(self, totals: Callable[[], tuple[int, int]]) -> None:
+        self._totals = totals
+        self._told = (0, 0)
+
+    def tell(self, observer: EngineObserver) -> None:
+        """Tells what has come about since the last time."""
+        (tokens, preemptions), told = self._totals(), self._told
+        self._told = (tokens, preemptions)
+        observer.on_progress(tokens - told[0], preemptions - told[1])

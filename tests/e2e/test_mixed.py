@@ -75,9 +75,9 @@ def _choice(chunks: list[Chunk], index: int) -> tuple[tuple[int, ...], str, tupl
 
 
 def is_beginning(answer: Answer, whole: Answer) -> bool:
-    """Whether what an aborted request got is how its answer begins."""
+    """Whether what an aborted request got is how its answer begins; what it ends in may be half a character."""
     return all(
-        tokens == whole.choices[index][0][: len(tokens)] and whole.choices[index][1].startswith(text)
+        tokens == whole.choices[index][0][: len(tokens)] and whole.choices[index][1].startswith(text.rstrip("\ufffd"))
         for index, (tokens, text, _, _) in answer.choices.items()
     )
 
@@ -107,7 +107,8 @@ def test_each_of_32_mixed_requests_gets_what_it_gets_alone(tmp_path: Path) -> No
             for options in asked:
                 name = options["request_id"]
                 alone = ask(client, options)
-                if name in aborted and not alone.refused:
+                assert not alone.refused, options
+                if name in aborted:
                     assert is_beginning(together[name], alone), options
                 else:
                     assert together[name] == alone, options
