@@ -11,7 +11,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from kvmanager.types import MAX_BLOCKS, EvictionKind, HashAlgorithm, IndexKind
-from model_runner.prompt_lookup import SHORTEST
 from services.addresses import parse_address, parse_tcp_address
 from services.cache_options import CacheOptions
 from services.channels import ClientTls
@@ -245,7 +244,8 @@ class ModelRunnerSettings(ProcessSettings):
     )
     speculative_ngram: WholeNumber = Field(
         3,
-        ge=SHORTEST,
+        # As model_runner.prompt_lookup has it, whose package the KV side does without.
+        ge=2,
         le=MAX_SPECULATIVE_NGRAM,
         description="Last tokens of a sequence that are looked up in its past for a guess, at most.",
     )

@@ -102,8 +102,8 @@ async def serve_kv_manager(
             on_serving(running)
         await stopped.wait()
         log.info(
-            "kv-manager stops; it waits for the runners to leave",
-            runners=len(running.sessions),
+            "kv-manager stops",
+            waits_for_runners=len(running.sessions),
             grace_seconds=settings.grace_seconds,
         )
         await running.stop(settings.grace_seconds)

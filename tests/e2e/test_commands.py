@@ -281,7 +281,13 @@ class TestUp:
         assert health_of(runner) is None
         assert health_of(books) is None
         assert not (tmp_path / "kv.sock").exists()
-        assert "46,080 B a token; x 8 = 360 KiB a block; 64 blocks" in up.log
+        # 2 x 3 KV heads x 64 x 4 bytes x 30 layers; x 8 tokens; x 64 blocks.
+        for figure in (
+            "= 46,080 B\n",
+            "x 8 tokens = 360 KiB\n",
+            "64 blocks = 22.5 MiB, of which 63 usable hold 504 tokens",
+        ):
+            assert figure in up.log
         assert "Loading weights" in up.log
 
     def test_the_demo_streams_and_ends(self, tmp_path: Path) -> None:
@@ -381,7 +387,8 @@ class TestStartUpErrors:
     def test_unknown_device_and_backend_and_too_little_memory(self, tmp_path: Path) -> None:
         assert "--device 'tpu'" in self.runner_error(tmp_path, "--device", "tpu")
         backend = self.runner_error(tmp_path, "--attention-backend", "magic")
-        assert "there is no attention backend 'magic'; there are auto, cpu, cpu_torch, reference" in backend
+        known = "auto, cpu, cpu_torch, flash_attn, flashinfer, reference, triton"
+        assert f"there is no attention backend 'magic'; there are {known}" in backend
         memory = self.runner_error(tmp_path, "--kv-cache-memory", "1MiB", "--weights-dtype", "float32")
         assert "hold 1 blocks of 720 KiB" in memory
 

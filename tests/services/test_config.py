@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvmanager.types import EvictionKind, HashAlgorithm, IndexKind
+from model_runner.prompt_lookup import SHORTEST
 from services.cache_options import CacheOptions
 from services.config import (
     ClientSettings,
@@ -39,6 +40,11 @@ def refusal(settings_class: type[OctavoSettings], **given: Any) -> str:
     assert "\n" not in sentence
     assert sentence.endswith((".", "?."))
     return sentence
+
+
+def test_the_shortest_ngram_is_the_one_that_can_be_looked_up() -> None:
+    assert load_settings(ModelRunnerSettings, {"speculative_ngram": SHORTEST}).speculative_ngram == SHORTEST
+    assert "speculative" in refusal(ModelRunnerSettings, speculative_ngram=SHORTEST - 1)
 
 
 def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default(
