@@ -166,7 +166,10 @@ class BooksChecks(RuleBasedStateMachine):
             full = 0 if self.spec.index is IndexKind.NONE else findable // self.spec.block_size
             assert [name for _, name in views[:full]] == sequence.prompt.names(full, self.model.algorithm)
             if sequence.skips_cache_write:
-                assert not any(name for _, name in views[full:]), "what was not to be cached can be found"
+                behind = [name for _, name in views[full:]]
+                # A rewind may have ended inside a block that it found, and that keeps its name until it is written.
+                assert behind[:1] in ([], [b""], sequence.found[full : full + 1]), "a name that was not to be cached"
+                assert not any(behind[1:]), "what was not to be cached can be found"
 
     def check_sums(self) -> None:
         now, held = self.port.occupancy(), self.model.held()

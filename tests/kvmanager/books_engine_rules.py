@@ -192,6 +192,7 @@ class EngineRules(BooksChecks):
             retention,
             pinned,
             leaves_nothing,
+            prompt.names(cached // self.spec.block_size, self.model.algorithm) if leaves_nothing else [],
         )
         if not skip and not resumed and self.spec.index is not IndexKind.NONE:
             self.counted["queried_tokens"] += len(prompt.tokens)
@@ -325,8 +326,7 @@ class EngineRules(BooksChecks):
     def commit(self, item: Append) -> None:
         """What the pool was told, told to the model, and the names of what is full now to the watcher."""
         sequence = self.model.live[item.sequence_id]
-        sequence.prompt.extend(item.token_ids)
-        sequence.computed = item.computed_tokens
+        sequence.commit(item.token_ids, item.computed_tokens)
         full = min(sequence.computed, sequence.findable()) // self.spec.block_size
         self.watcher.learn(sequence.prompt, sequence.prompt.names(full, self.model.algorithm))
 
@@ -364,6 +364,7 @@ class EngineRules(BooksChecks):
                 sequence.ready,
                 retention,
                 skips_cache_write=sequence.skips_cache_write,
+                found=sequence.found[:],
             )
         self.counted["forks"] += count
 
@@ -421,11 +422,7 @@ class EngineRules(BooksChecks):
         kept = self.model.blocks_for(num_tokens)
         assert self.port.truncate(key, num_tokens) == max(0, len(sequence.table) - kept)
         del sequence.table[kept:]
-        sequence.prompt.cut(num_tokens)
-        sequence.computed = min(sequence.computed, num_tokens)
-        sequence.ready = min(sequence.ready, num_tokens)
-        sequence.cached = min(sequence.cached, num_tokens)
-        sequence.pinned_blocks = min(sequence.pinned_blocks, num_tokens // self.spec.block_size)
+        sequence.cut(num_tokens)
 
     @precondition(lambda self: self.model.live)
     @rule(

@@ -99,10 +99,26 @@ class NaiveSequence:
     retention: Retention = NO_RETENTION
     pinned_blocks: int = 0
     skips_cache_write: bool = False
+    found: list[bytes] = field(default_factory=list)
+    """Of who leaves nothing: the names of the full blocks that it found, as far as it has not written over them."""
 
     def findable(self) -> int:
         """Tokens, from the first, that can be found once they are computed; of who leaves nothing, those it found."""
         return self.cached if self.skips_cache_write else len(self.prompt.tokens)
+
+    def commit(self, token_ids: Sequence[int], computed: int) -> None:
+        self.prompt.extend(token_ids)
+        self.computed = computed
+        if computed > self.cached:
+            del self.found[self.cached // self.prompt.size :]
+
+    def cut(self, num_tokens: int) -> None:
+        self.prompt.cut(num_tokens)
+        self.computed = min(self.computed, num_tokens)
+        self.ready = min(self.ready, num_tokens)
+        self.cached = min(self.cached, num_tokens)
+        self.pinned_blocks = min(self.pinned_blocks, num_tokens // self.prompt.size)
+        del self.found[-(-self.cached // self.prompt.size) :]
 
 
 class NaiveBooks:

@@ -3,7 +3,9 @@
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from kvmanager.types import BASE_SCOPE, NO_RETENTION, EvictionKind, HashAlgorithm, IndexKind
 from tests.kvmanager.books_machine import BooksMachine, TwinMachine
+from tests.kvmanager.books_prompts import Wish
 
 THOROUGH = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
@@ -14,3 +16,24 @@ def test_random_histories():
 
 def test_a_radix_pool_and_a_hash_pool_of_one_history_differ_only_inside_a_block():
     run_state_machine_as_test(TwinMachine, settings=THOROUGH)
+
+
+def rewound_into_what_it_found() -> BooksMachine:
+    """A sequence that leaves nothing has found the one block that is cached, and keeps the first token of it."""
+    machine = BooksMachine()
+    machine.open(4, 2, IndexKind.RADIX, HashAlgorithm.SHA256, EvictionKind.ADAPTIVE)
+    machine.serve([Wish(0, 0, 2, 0, BASE_SCOPE, ())], NO_RETENTION, False)
+    machine.allocate(Wish(1, 2, 1, 0, BASE_SCOPE, ()), NO_RETENTION, 0, 0, False, False, True)
+    machine.truncate(0, 2)
+    return machine
+
+
+def test_a_found_block_may_keep_its_name_until_it_is_written():
+    machine = rewound_into_what_it_found()
+    machine.check_all()
+    [(_, name)] = machine.port.views("s2")[1]
+    assert name != b""
+    machine.append_to({"s2": [0]}, 0, 0)
+    machine.append_to({"s2": []}, 0, 2)
+    machine.check_all()
+    assert [name for _, name in machine.port.views("s2")[1]] == [b""]

@@ -13,7 +13,9 @@ from tests.kvmanager.planted_faults import (
     pin_lost_to_a_rewound_holder,
     quota_not_counted_on_append,
     reader_publishes_what_was_withdrawn,
+    rewound_below_its_hits_publishes_in_their_place,
 )
+from tests.kvmanager.test_books_machine import rewound_into_what_it_found
 from tests.kvmanager.test_promises import TestWithdrawn as Withdrawn
 from tests.kvmanager.test_retention import TestQuotas as Quotas
 
@@ -55,3 +57,13 @@ def test_a_rare_fault_shows_in_a_history_made_for_it(plant, history, monkeypatch
     plant(monkeypatch)
     with pytest.raises((Exception, pytest.fail.Exception)):
         history()
+
+
+def test_the_machine_sees_the_old_name_on_a_found_block_that_was_written_over(monkeypatch):
+    """The tokens are the same again, so that only the check of names can see it."""
+    rewound_below_its_hits_publishes_in_their_place(monkeypatch)
+    machine = rewound_into_what_it_found()
+    machine.append_to({"s2": [0]}, 0, 0)
+    machine.append_to({"s2": []}, 0, 2)
+    with pytest.raises(AssertionError, match="a name that was not to be cached"):
+        machine.check_all()

@@ -95,6 +95,24 @@ def test_a_rewind_into_what_was_found_publishes_nothing_in_its_place():
     assert right(pool)
 
 
+@BOTH
+def test_a_found_block_that_a_rewind_ends_in_keeps_its_name_until_it_is_written(index):
+    pool = pool_of(index=index)
+    cache(pool, COMMON[:32])
+    prefill(pool, "a", [*COMMON[:32], 9], skip_cache_write=True)
+    name = pool.block_table("a")[1][1].block_hash
+    pool.truncate("a", 20)
+    assert pool.block_table("a")[1][1].block_hash == name != b""
+    assert pool.lookup([*COMMON[:32], 9]).block_ids == (1, 2)
+    pool.append([Append("a", [9] * 12)])
+    assert pool.block_table("a")[1][1].block_hash == b""
+    pool.append([Append("a", (), 32)])
+    end(pool, "a")
+    assert pool.lookup([*COMMON[:20], *[9] * 13]).cached_tokens == 16
+    assert (pool.occupancy().free_blocks, pool.occupancy().cached_blocks) == (9, 1)
+    assert right(pool)
+
+
 def test_a_retention_makes_no_sense():
     pool = pool_of()
     for retention in (Retention(priority=1), Retention(pin_seconds=0.5)):
