@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
-from concurrent.futures import ThreadPoolExecutor
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from model_runner.request import Chunk, FinishReason
 from services.client import Client, OctavoError
-from tests.e2e.stack import running_stack, wait_until
+from tests.e2e.stack import SERVING, Stack, health_of, running_stack, wait_until
 from tests.e2e.tiny_chat_model import VOCAB_SIZE, write_tiny_chat_model
 
+SMALL_POOL = ("--block-size", "8", "--num-blocks", "64", "--max-sequences", "40")
+"""Room for the largest request, a search of three beams that needs some 42 blocks, and little more."""
 PROMPTS = ["Once upon a time", "The sea, the sea! " * 3, "naïve \U0001f600 字", "0123456789" * 5]
 LONG = {"max_tokens": 90, "ignore_eos": True}
 DRAWN = {**LONG, "temperature": 1.0, "top_p": 0.95}
@@ -64,6 +70,39 @@ def ask(client: Client, options: dict[str, Any]) -> Answer:
     return Answer({index: _choice(chunks, index) for index in sorted({each.choice_index for each in chunks})})
 
 
+def ask_when_ready(client: Client, options: dict[str, Any]) -> Answer:
+    """As ask(), and again while the runner takes nothing in since it has no KV manager."""
+    while True:
+        try:
+            return ask(client, options)
+        except OctavoError as error:
+            if not error.sentence.startswith("The runner waits for"):
+                raise
+        time.sleep(0.05)
+
+
+@contextmanager
+def asked_together(stack: Stack, client: Client, asked: list[dict[str, Any]]) -> Iterator[dict[str, Future[Answer]]]:
+    """The answers to come, by request id, of requests that all run at once and that the runner takes to be short.
+
+    It has seen answers end of up to 48 tokens only, so that it lets too many in. The KV manager stands still until all
+    are in line, for nobody is let in without it; a runner that has given it up before gets the rest when it is back.
+    """
+    assert stack.manager
+    with ThreadPoolExecutor(len(asked)) as threads:
+        list(threads.map(lambda length: ask(client, {"prompt": "a", "regex": f"a{{{length}}}"}), range(1, 49)))
+        stack.manager.signal(signal.SIGSTOP)
+        try:
+            futures = {options["request_id"]: threads.submit(ask_when_ready, client, options) for options in asked}
+            wait_until(
+                "the arrival of all",
+                lambda: len(client.requests()) == len(asked) or health_of(stack.runner_address) != SERVING,
+            )
+        finally:
+            stack.manager.signal(signal.SIGCONT)
+        yield futures
+
+
 def _choice(chunks: list[Chunk], index: int) -> tuple[tuple[int, ...], str, tuple[Any, ...], FinishReason | None]:
     own = [each for each in chunks if each.choice_index == index]
     return (
@@ -84,23 +123,22 @@ def is_beginning(answer: Answer, whole: Answer) -> bool:
 
 def test_each_of_32_mixed_requests_gets_what_it_gets_alone(tmp_path: Path) -> None:
     model = write_tiny_chat_model(tmp_path / "model")
-    with running_stack(tmp_path, "--model", str(model), "--num-blocks", "48", "--max-sequences", "40") as stack:
+    with running_stack(tmp_path, "--model", str(model), *SMALL_POOL) as stack:
         asked = plans()
         aborted = {f"r{number}" for number in (0, 2, 5, 13, 20, 27)}
-        with stack.client() as client, ThreadPoolExecutor(len(asked)) as threads:
+        with stack.client() as client:
             assert client.model().deterministic
-            # Together first: the runner has learnt nothing of how long answers are, and lets too many in.
-            futures = {options["request_id"]: threads.submit(ask, client, options) for options in asked}
-            for name in sorted(aborted):
-                wait_until(
-                    "the abort",
-                    lambda name=name: (
-                        futures[name].done()
-                        or any(each.request_id == name and each.output_tokens > 3 for each in client.requests())
-                    ),
-                )
-                client.abort(name)
-            together = {name: future.result() for name, future in futures.items()}
+            with asked_together(stack, client, asked) as futures:
+                for name in sorted(aborted):
+                    wait_until(
+                        "the abort",
+                        lambda name=name: (
+                            futures[name].done()
+                            or any(each.request_id == name and each.output_tokens > 3 for each in client.requests())
+                        ),
+                    )
+                    client.abort(name)
+                together = {name: future.result() for name, future in futures.items()}
             assert stack.runner_samples()["octavo_runner_preemptions_total"] > 0
             stack.assert_nothing_held()
             stack.reset_cache()
@@ -118,16 +156,16 @@ def test_each_of_32_mixed_requests_gets_what_it_gets_alone(tmp_path: Path) -> No
 def test_guesses_change_none_of_32_mixed_answers(tmp_path: Path) -> None:
     """All at once in a small pool, with guesses and without."""
     model = write_tiny_chat_model(tmp_path / "model")
-    size = ("--num-blocks", "48", "--max-sequences", "40")
     answers: list[list[Answer]] = []
     for guesses in ("0", "5"):
         folder = tmp_path / guesses
         folder.mkdir()
-        with running_stack(folder, "--model", str(model), *size, "--speculative-tokens", guesses) as stack:
-            with stack.client() as client, ThreadPoolExecutor(32) as threads:
-                answers.append(list(threads.map(lambda options, client=client: ask(client, options), plans())))
+        with running_stack(folder, "--model", str(model), *SMALL_POOL, "--speculative-tokens", guesses) as stack:
+            with stack.client() as client, asked_together(stack, client, plans()) as futures:
+                answers.append([future.result() for future in futures.values()])
             stack.assert_nothing_held()
             samples = stack.runner_samples()
+            assert samples["octavo_runner_preemptions_total"] > 0
             right, all_guesses = (
                 samples[f"octavo_runner_{name}_total"] for name in ("accepted_draft_tokens", "draft_tokens")
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,40 @@ MUST = ("sequence_id", "parent_id", "child_ids", "token_ids", "appends", "sequen
 """Fields without which a request can hardly succeed."""
 SELDOM = ("promised_tokens",)
 """Fields that stop other verbs until the caller has kept its word."""
+LIKELY = ("Allocate", "Append", "Append", "Fork", "Truncate", "Free", "SetQuota", "SetQuota")
+LIKELY_AT_REST = ("Allocate",) * 8 + ("ResetCache",) * 4
+"""Verbs that are drawn more often: while sequences are live, and while none is."""
 NAMES = "abcdef"
 TEXTS = ["", "a", "b", "c", "d", "\0", "\u00e4" * 64, "x" * 128, "x" * 129, "x" * 257, "\U0001f600", "a b"]
 
 
-def drawn(rng: random.Random, message: Message) -> Message:
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of sequences that are live, and of such as are not."""
+
+    live: list[str]
+    unused: list[str]
+
+    def fitting(self, field: FieldDescriptor) -> list[str]:
+        """The names with which a field can work, or all of them."""
+        if field.name == "child_ids" or field.full_name == "octavo.kv.v1.AllocateRequest.sequence_id":
+            return self.unused or [*NAMES]
+        if field.name in ("sequence_id", "parent_id"):
+            return self.live or [*NAMES]
+        return [*NAMES]
+
+
+def names_in(stub: Any) -> Names:
+    live = [each.sequence_id for each in stub.ListSequences(pb.ListSequencesRequest()).sequences]
+    return Names(live, sorted({*NAMES} - {*live}))
+
+
+def free_all(stub: Any) -> None:
+    """Ends every sequence, and with it what a caller has promised."""
+    stub.Free(pb.FreeRequest(sequences=[pb.SequenceAppend(sequence_id=each) for each in names_in(stub).live]))
+
+
+def drawn(rng: random.Random, names: Names, message: Message) -> Message:
     """Fills a message: mostly with small values that can work, now and then with those at the edges."""
     for field in message.DESCRIPTOR.fields:
         left_out = 0.02 if field.name in MUST else 0.97 if field.name in SELDOM else 0.7
@@ -53,20 +83,20 @@ def drawn(rng: random.Random, message: Message) -> Message:
             into = getattr(message, field.name)
             for _ in range(tokens if count is None else count):
                 if field.message_type:
-                    drawn(rng, into.add())
+                    drawn(rng, names, into.add())
                 else:
-                    into.append(value(rng, field, rarely=0.002))
+                    into.append(value(rng, names, field, rarely=0.002))
         elif field.message_type:
-            drawn(rng, getattr(message, field.name))
+            drawn(rng, names, getattr(message, field.name))
         else:
-            setattr(message, field.name, value(rng, field, rarely=0.08))
+            setattr(message, field.name, value(rng, names, field, rarely=0.08))
     return message
 
 
-def value(rng: random.Random, field: FieldDescriptor, rarely: float) -> Any:
+def value(rng: random.Random, names: Names, field: FieldDescriptor, rarely: float) -> Any:
     edge = rng.random() < rarely
     if field.type == field.TYPE_STRING:
-        return rng.choice(TEXTS) if edge else rng.choice(NAMES)
+        return rng.choice(TEXTS if edge else names.fitting(field) if rng.random() < 0.8 else NAMES)
     if field.type == field.TYPE_BOOL:
         return rng.random() < 0.3
     if field.name == "token_ids":
@@ -90,8 +120,11 @@ def test_no_request_is_internal(stub: Any, index: int, algorithm: int) -> None:
     worked = dict.fromkeys(VERBS, 0)
     try:
         for step in range(600):
-            verb = rng.choice([*VERBS, "Allocate", "Append", "Append", "Free"])
-            request = drawn(rng, getattr(pb, f"{verb}Request")())
+            if step % 50 == 0:
+                free_all(stub)
+            names = names_in(stub)
+            verb = rng.choice([*VERBS, *LIKELY] if names.live else [*VERBS, *LIKELY_AT_REST])
+            request = drawn(rng, names, getattr(pb, f"{verb}Request")())
             try:
                 getattr(stub, verb)(request)
                 worked[verb] += 1
