@@ -55,8 +55,9 @@ class RunningKvManager:
 
 async def start_kv_manager(settings: KvManagerSettings) -> RunningKvManager:
     """Binds and serves on the running event loop. Raises StartupError."""
-    # Seconds since 1970: a later process starts with a higher epoch than any that an earlier one gave out.
-    manager = KvManager(uuid.uuid4().hex, epoch_base=int(time.time()), clock=time.monotonic)
+    # Milliseconds since 1970: a later process starts with a higher epoch than any that an earlier one gave out, also one
+    # that starts again at once.
+    manager = KvManager(uuid.uuid4().hex, epoch_base=time.time_ns() // 1_000_000, clock=time.monotonic)
     registry = new_registry("kv-manager")
     sessions = SessionStreams(manager, settings.session_silence_seconds, step_histogram(registry).observe)
     read = on_loop(asyncio.get_running_loop(), lambda: pool_readings(manager, sessions.session_of))

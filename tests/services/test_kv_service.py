@@ -59,6 +59,14 @@ def test_opening_again_with_the_same_facts_changes_nothing(stub: Any) -> None:
     assert again.occupancy.sequences == 1
 
 
+def test_a_process_that_starts_again_at_once_gives_out_higher_epochs(tmp_path: Path) -> None:
+    epochs = []
+    for _ in range(3):
+        with running_kv_manager(kv_settings(tmp_path)) as running, kv_stub(running.address) as stub:
+            epochs.append(stub.OpenPool(pb.OpenPoolRequest(spec=SPEC, runner_id="r")).epoch)
+    assert epochs[0] < epochs[1] < epochs[2]
+
+
 def test_another_runner_starts_empty_under_the_next_epoch(stub: Any) -> None:
     first = stub.OpenPool(pb.OpenPoolRequest(spec=SPEC, runner_id="r"))
     stub.Allocate(pb.AllocateRequest(sequence_id="a", token_ids=[1]))
