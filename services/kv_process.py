@@ -55,8 +55,8 @@ class RunningKvManager:
 
 async def start_kv_manager(settings: KvManagerSettings) -> RunningKvManager:
     """Binds and serves on the running event loop. Raises StartupError."""
-    # Milliseconds since 1970: a later process starts with a higher epoch than any that an earlier one gave out, even when
-    # it starts at once.
+    # Milliseconds since 1970: a later process starts with a higher epoch than any that an earlier one gave out, even
+    # when it starts at once.
     manager = KvManager(uuid.uuid4().hex, epoch_base=time.time_ns() // 1_000_000, clock=time.monotonic)
     registry = new_registry("kv-manager")
     sessions = SessionStreams(manager, settings.session_silence_seconds, step_histogram(registry).observe)
