@@ -51,7 +51,6 @@ class Searcher:
         already = search.num_tokens
         edited = apply_edits(logits, [sequence.edits(logits.shape[1]) for sequence in live.sequences])
         parents = search.advance(logits, edited, ahead.ends if ahead.is_needed else None)
-        outcome.num_tokens += search.num_tokens - already
         self._progress.count(live, search.num_tokens - already)
         live.forked = True
         self._progress.note_first(live.sequences[0], now)

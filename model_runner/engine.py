@@ -250,6 +250,7 @@ class Engine:
             work.sequence.computed += work.num_tokens
         ready = [work.sequence for work in plan.work if not work.sequence.pending]
         rows = [row for work, row in zip(plan.work, draw_rows(entries), strict=True) if not work.sequence.pending]
+        already = self._generation.generated_tokens
         outcome = self._generation.advance(ready, rows, logits, time.monotonic()) if ready else Outcome()
         self._settle(outcome, [sequence for sequence in ready if sequence.told_too_much])
         self._clock.lap("deliver")
@@ -258,7 +259,7 @@ class Engine:
             StepReport(
                 phases=self._clock.phases(),
                 prefill_tokens=plan.prefill_tokens,
-                generated_tokens=outcome.num_tokens,
+                generated_tokens=self._generation.generated_tokens - already,
                 preemptions=plan.preemptions,
                 sequences=len(plan.work),
             )

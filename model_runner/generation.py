@@ -98,7 +98,6 @@ class Generation:
                 outcome.stuck.append(sequence)
                 continue
             chunk = self._accept(sequence, token_ids[taken], positions[taken], now)
-            outcome.num_tokens += len(chunk.token_ids)
             sequence.draft = ()
             if sequence.finish_reason is not None:
                 outcome.finished.append(sequence)

@@ -12,12 +12,10 @@ from model_runner.sequence import Sequence
 class Outcome:
     """The chunks to deliver, the sequences that are done, and by parent the new children.
 
-    stuck: sequences whose form can't go on though it is not complete. num_tokens: all new ones, those of answers that
-    are not delivered too.
+    stuck: sequences whose form can't go on though it is not complete.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     stuck: list[Sequence] = field(default_factory=list)
     forks: list[tuple[Sequence, list[Sequence]]] = field(default_factory=list)
-    num_tokens: int = 0
