@@ -109,10 +109,10 @@ def _moment(end: int, sooner: int, later: int) -> int:
 
 def _future(sequence: Sequence, lengths: OutputLengths, block_size: int, begins: int, blocks: int) -> Future:
     live = sequence.live
-    outputs = lengths.remaining(sequence.num_outputs, live.max_outputs)
+    outputs = lengths.remaining(sequence.num_outputs + sequence.coming, live.max_outputs)
     return Future(
         block_size=block_size,
-        tokens=len(sequence.token_ids),
+        tokens=sequence.num_tokens,
         blocks=blocks,
         own_blocks=blocks - sequence.shared_blocks,
         begins=begins,

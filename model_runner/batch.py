@@ -15,13 +15,15 @@ from torch import Tensor
 class BatchEntry:
     """The next tokens of one sequence: `token_ids` at positions `first_position` and on, with its block table.
 
-    num_logits: how many of them, the last ones, are to be followed by logits.
+    num_logits: how many of them, the last ones, are to be followed by logits. follows: the last of them is not known
+    yet, and anything stands in its place: it is the token of this draw of the step before.
     """
 
     token_ids: Sequence[int]
     first_position: int
     block_table: Sequence[int]
     num_logits: int
+    follows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

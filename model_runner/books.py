@@ -53,11 +53,15 @@ class PoolFacts:
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """One sequence's news: token ids told for the first time, and how many tokens, from its first, have K/V now."""
+    """One sequence's news: token ids told for the first time, and how many tokens, from its first, have K/V now.
+
+    ahead: room is wanted for so many tokens behind them, whose ids are not known yet.
+    """
 
     sequence_id: str
     token_ids: Sequence[int]
     computed_tokens: int
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The engine's thread: takes requests in, runs step after step, and hands chunks out.
 
-A step: schedule, with the books' word for the blocks; run the model; sample; free what finished; deliver. Requests
-enter and leave between steps. While the KV manager is away, steps go on as long as they need nothing of it. When the
-books themselves are lost, nothing fails either: every sequence goes back in line, and is computed again.
+A step: schedule, with the books' word for the blocks; run the model; sample; free what finished; deliver. Where that
+can be done, the next step is scheduled and launched before the last one has landed (flights.py). Requests enter between
+steps, and leave while none is in flight. While the KV manager is away, steps go on as long as they need nothing of it.
+When the books themselves are lost, nothing fails either: every sequence goes back in line, and is computed again.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ from model_runner.engine_types import (
     StateListener,
 )
 from model_runner.failures import refusal_kind, stop_sentence
+from model_runner.flights import Flights
 from model_runner.generation import Generation, abort_chunks, describe_stuck
 from model_runner.intake import Intake
 from model_runner.observer import EngineObserver, SilentObserver, StepReport
 from model_runner.outcome import Outcome
 from model_runner.progress import ToldProgress
-from model_runner.prompt_logprobs import draw_rows, note_prompt_logprobs
 from model_runner.request import Chunk, GenerateRequest, RequestView
 from model_runner.scheduler import Scheduler
 from model_runner.sequence import LiveRequest
 from model_runner.sequence import Sequence as LiveSequence
 from model_runner.step_clock import StepClock
+from model_runner.steps import InlineSteps, Steps, WorkerSteps
 from model_runner.timed_books import TimedBooks
 from model_runner.token_text import Tokenizer
 
@@ -77,8 +79,10 @@ class Engine:
         deliver: Delivery,
         on_state: StateListener = lambda state, sentence: None,
         observer: EngineObserver | None = None,
+        steps: Steps | None = None,
     ) -> None:
-        self._executor = executor
+        """steps: where steps run; by default on a thread of their own with async_steps, else on the engine's."""
+        self._steps = steps or (WorkerSteps if options.async_steps else InlineSteps)(executor)
         self._books = TimedBooks(books)
         self._clock = StepClock(self._books)
         self._options = options
@@ -94,6 +98,9 @@ class Engine:
             self._observer,
             SearchRoom(options.facts.num_blocks - 1, options.facts.block_size),
         )
+        # A guess needs the tokens before it.
+        runs_ahead = options.async_steps and not options.limits.speculative_tokens
+        self._flights = Flights(self._steps, self._generation, runs_ahead=runs_ahead)
         self._state = EngineState.WAITING_FOR_BOOKS
         self._has_books = False
         self._losses = 0
@@ -178,12 +185,17 @@ class Engine:
             self._lose_books(error)
         except Exception as error:
             log.exception("engine step failed")
+            # What is in flight goes on from the step that failed.
+            self._abandon_flights()
             self._fail_at_hand(error)
         return True
 
     def _take_in(self) -> bool:
         """Takes in what arrived and what was aborted; true when the engine is to stop."""
-        news = self._intake.take()
+        if self._flights and self._intake.interrupts:
+            # Nobody gives back blocks that a step in flight may write.
+            self._land_all()
+        news = self._intake.take(flying=bool(self._flights))
         for live in news.arrived:
             self._scheduler.add(live.sequences[0])
         self._abort_now(news.aborted)
@@ -223,48 +235,85 @@ class Engine:
         return RETRY_SECONDS if self._books.away else HEARTBEAT_SECONDS
 
     def _step(self) -> bool:
-        """One step; false when there was nothing to compute."""
+        """One step planned, and one done; false when there was neither."""
         try:
             return self._compute()
         finally:
             self._progress.tell(self._observer)
             # Last, and also if the step fails: their other choices may be in it.
-            for sequence, error in self._scheduler.take_refused():
+            refused = self._scheduler.take_refused()
+            if refused:
+                self._ground()
+            for sequence, error in refused:
                 self._refuse(sequence.live, error)
 
     def _compute(self) -> bool:
+        """Launches the next step, then lands the one before it; and the next one too, unless it runs ahead."""
         started = time.monotonic()
-        self._clock.start()
-        plan = self._scheduler.schedule()
-        self._drafter.draft(plan)
-        self._books.flush()
-        if not plan.work:
-            return False
-        self._intake.note_admissions([work.sequence.live for work in plan.work], started)
+        flying = bool(self._flights)
+        if flying:
+            self._clock.go_on()
+        else:
+            self._clock.start()
+        plan = self._scheduler.schedule(flying=flying)
+        if not plan.must_land:
+            self._drafter.draft(plan)
+            self._books.flush()
         self._clock.lap("schedule")
-        entries = [work.sequence.entry(work.num_tokens) for work in plan.work]
-        logits = self._executor.execute(entries, plan.copies)
+        if plan.work:
+            self._intake.note_admissions([work.sequence.live for work in plan.work], started)
+            self._flights.launch(plan)
+        if flying:
+            self._land()
+        if self._flights.must_land:
+            self._land()
+        return flying or bool(plan.work)
+
+    def _land(self) -> None:
+        """Waits for the first step in flight, and takes and delivers what it brings."""
+        flight, result = self._flights.wait()
         self._clock.lap("forward")
-        note_prompt_logprobs([work.sequence for work in plan.work], entries, logits)
-        for work in plan.work:
-            work.sequence.computed += work.num_tokens
-        ready = [work.sequence for work in plan.work if not work.sequence.pending]
-        rows = [row for work, row in zip(plan.work, draw_rows(entries), strict=True) if not work.sequence.pending]
         already = self._generation.generated_tokens
-        outcome = self._generation.advance(ready, rows, logits, time.monotonic()) if ready else Outcome()
-        self._settle(outcome, [sequence for sequence in ready if sequence.told_too_much])
+        outcome = self._flights.land(flight, result, time.monotonic())
+        self._settle(outcome, [each for each in flight.drawing if not flight.runs_ahead and each.told_too_much])
         self._clock.lap("deliver")
         self._losses = 0
         self._observer.on_step(
             StepReport(
                 phases=self._clock.phases(),
-                prefill_tokens=plan.prefill_tokens,
+                prefill_tokens=flight.plan.prefill_tokens,
                 generated_tokens=self._generation.generated_tokens - already,
-                preemptions=plan.preemptions,
-                sequences=len(plan.work),
+                preemptions=flight.plan.preemptions,
+                sequences=len(flight.plan.work),
             )
         )
-        return True
+        self._clock.start()
+
+    def _land_all(self) -> None:
+        """Lands what is in flight, so that blocks may be given back. Raises what a step does."""
+        while self._flights:
+            self._clock.go_on()
+            self._land()
+
+    def _ground(self) -> None:
+        """_land_all() for the paths that must not raise: a step that fails is of no use, nor is one behind it."""
+        while self._flights:
+            try:
+                self._land_all()
+            except BOOKS_TROUBLE as error:
+                # What has landed was delivered; whoever calls next hears of the books.
+                log.warning("the books fail while steps land", reason=str(error))
+            except Exception:
+                log.exception("a step in flight failed")
+                self._abandon_flights()
+
+    def _abandon_flights(self) -> None:
+        """Drops what is in flight: it waits until nothing is, and the ends that waited for it come about."""
+        ends = self._flights.abandon()
+        try:
+            self._settle(ends, [])
+        except BOOKS_TROUBLE as error:
+            log.warning("the books fail while requests end", reason=str(error))
 
     def _settle(self, outcome: Outcome, mistold: list[LiveSequence]) -> None:
         """Tells the books of wrong guesses, forks and ends, then delivers.
@@ -324,6 +373,7 @@ class Engine:
     def _lose_books(self, error: Exception) -> None:
         """Everybody goes back in line until the books answer again; unless they are somebody else's by now."""
         self._has_books = False
+        self._ground()
         self._scheduler.reset()
         if isinstance(error, BooksTaken):
             self._give_up(error)
@@ -387,9 +437,11 @@ class Engine:
             self._lose_books(error)
 
     def _shut_down(self) -> None:
+        self._ground()
         for live in self._intake.all():
             self._fail([live], stop_sentence(live), FailureKind.STOPPING)
         self._books.close()
+        self._steps.close()
         self._change_state(EngineState.STOPPED, "stopped")
 
     def _change_state(self, state: EngineState, sentence: str) -> None:

@@ -74,7 +74,8 @@ class Executor(Protocol):
 class EngineOptions:
     """max_sequence_tokens: the longest sequence that model and pool can hold.
 
-    max_queued_requests, of max_queued_tokens tokens of prompts, may wait.
+    max_queued_requests, of max_queued_tokens tokens of prompts, may wait. async_steps: a step is planned, where that
+    can be done, while the one before it runs.
     """
 
     facts: PoolFacts
@@ -83,6 +84,7 @@ class EngineOptions:
     eos_token_ids: frozenset[int]
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 22
+    async_steps: bool = False
 
 
 Delivery = Callable[[Sequence[Chunk | Failure]], None]

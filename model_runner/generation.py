@@ -12,13 +12,13 @@ from model_runner.admission import SearchRoom
 from model_runner.beam_steps import Searcher
 from model_runner.best_of import BestOf, aborted
 from model_runner.detokenizer import Detokenizer
+from model_runner.draws import Drawn, Draws
 from model_runner.logit_rules import LogitRules
 from model_runner.observer import EngineObserver
 from model_runner.outcome import Outcome
 from model_runner.progress import Progress
-from model_runner.request import Chunk, FinishReason, GenerateRequest, PositionLogprobs
-from model_runner.sampling import logprobs, sample
-from model_runner.sampling_rows import NO_TOKEN, SamplingRows
+from model_runner.request import Chunk, FinishReason, PositionLogprobs
+from model_runner.sampling_rows import NO_TOKEN
 from model_runner.sequence import LiveRequest, Sequence
 from model_runner.token_text import Tokenizer
 
@@ -58,6 +58,22 @@ class Generation:
         live.no_text = sequence.detokenizer.copy()
         return sequence
 
+    def ends_for_certain(self, sequence: Sequence) -> bool:
+        """Whether the next token of a sequence that waits for no draw ends it, whichever it is."""
+        return self._is_full(sequence, sequence.live.request.stop.max_tokens, sequence.coming + 1)
+
+    def take_drawn(self, ready: Seq[Sequence], drawn: Seq[int], result: Drawn, now: float) -> Outcome:
+        """The next token of each of `ready`, which was drawn with its step; none of them needs_its_draw.
+
+        drawn: which of the step's draws is whose.
+        """
+        outcome = Outcome()
+        for index, sequence in zip(drawn, ready, strict=True):
+            self._split(sequence, outcome)
+            own = slice(index, index + 1)
+            self._take_draw(sequence, result.token_ids[own], result.positions[own], now, outcome)
+        return outcome
+
     def advance(self, ready: Seq[Sequence], rows: Seq[int], logits: Tensor, now: float) -> Outcome:
         """The next tokens of each of `ready`: those that its draft had right, and one more.
 
@@ -87,26 +103,38 @@ class Generation:
     def _draw_all(
         self, drawing: list[Sequence], source: list[int], logits: Tensor, now: float, outcome: Outcome
     ) -> None:
-        token_ids, positions = _draw(logits, source, drawing)
+        drawn = Draws.of(source, drawing, logits.shape[1]).draw(logits)
         first = 0
         for sequence in drawing:
-            live, last = sequence.live, first + len(sequence.draft)
-            right = agreeing(sequence.draft, token_ids[first:last])
+            last = first + len(sequence.draft)
+            right = agreeing(sequence.draft, drawn.token_ids[first:last])
             taken = slice(first, first + right + 1)
             first = last + 1
-            if token_ids[taken] == [NO_TOKEN] and _is_unfinished(sequence):
-                outcome.stuck.append(sequence)
-                continue
-            chunk = self._accept(sequence, token_ids[taken], positions[taken], now)
-            sequence.draft = ()
-            if sequence.finish_reason is not None:
-                outcome.finished.append(sequence)
-            elif sequence.constraint is not None and sequence.constraint.failure:
-                outcome.stuck.append(sequence)
-            if live.best_of is None:
-                outcome.chunks.append(chunk)
-            else:
-                outcome.chunks += _hold_back(live, live.best_of, chunk, positions[taken])
+            self._take_draw(sequence, drawn.token_ids[taken], drawn.positions[taken], now, outcome)
+
+    def _take_draw(
+        self,
+        sequence: Sequence,
+        token_ids: Seq[int],
+        positions: Seq[PositionLogprobs | None],
+        now: float,
+        outcome: Outcome,
+    ) -> None:
+        """One draw, and before it those that a draft had right."""
+        live = sequence.live
+        if list(token_ids) == [NO_TOKEN] and _is_unfinished(sequence):
+            outcome.stuck.append(sequence)
+            return
+        chunk = self._accept(sequence, token_ids, positions, now)
+        sequence.draft = ()
+        if sequence.finish_reason is not None:
+            outcome.finished.append(sequence)
+        elif sequence.constraint is not None and sequence.constraint.failure:
+            outcome.stuck.append(sequence)
+        if live.best_of is None:
+            outcome.chunks.append(chunk)
+        else:
+            outcome.chunks += _hold_back(live, live.best_of, chunk, positions)
 
     def _choice(self, live: LiveRequest, index: int, token_ids: list[int]) -> Sequence:
         request = live.request
@@ -208,9 +236,10 @@ class Generation:
             return text, None, stop_string
         return delta.text, None, None
 
-    def _is_full(self, sequence: Sequence, max_tokens: int | None) -> bool:
+    def _is_full(self, sequence: Sequence, max_tokens: int | None, more: int = 0) -> bool:
+        """Whether a sequence has as many tokens as it may, once it has some more."""
         # The newest token has no K/V yet: it may be one more than the cache can hold.
-        return sequence.num_outputs == max_tokens or len(sequence.token_ids) > self._max_sequence_tokens
+        return sequence.num_outputs + more == max_tokens or len(sequence.token_ids) + more > self._max_sequence_tokens
 
 
 def abort_chunks(live: LiveRequest, now: float) -> list[Chunk]:
@@ -269,32 +298,3 @@ def _hold_back(
     if chunk.usage is None:
         return []
     return best_of.best(live.request.num_choices, chunk.usage, live.take_prompt_logprobs())
-
-
-def _top_logprobs(request: GenerateRequest) -> int | None:
-    """Of how many candidates a draw tells the log-probability beside its own; None for none at all."""
-    return 0 if request.logprobs is None and request.is_best_of else request.logprobs
-
-
-def _draw(logits: Tensor, source: Seq[int], drawing: Seq[Sequence]) -> tuple[list[int], list[PositionLogprobs | None]]:
-    """Tokens, or NO_TOKEN, and log-probabilities; the logits of each draw are in the row that `source` says.
-
-    A sequence draws once, and once after each token of its draft, as if the tokens before had been taken: if they were
-    not, nobody looks at it.
-    """
-    draws = [(sequence, ahead) for sequence in drawing for ahead in range(1 + len(sequence.draft))]
-    requests: list[GenerateRequest] = [sequence.live.request for sequence, _ in draws]
-    rows = SamplingRows.of(
-        [request.sampling for request in requests],
-        [sequence.seed for sequence, _ in draws],
-        [len(sequence.token_ids) + ahead for sequence, ahead in draws],
-    )
-    edits = None
-    if any(sequence.rules or sequence.constraint for sequence in drawing):
-        edits = [sequence.edits(logits.shape[1], sequence.draft[:ahead]) for sequence, ahead in draws]
-    drawn = sample(logits, rows, edits, source)
-    token_ids = drawn.tolist()
-    asked = [
-        None if token == NO_TOKEN else _top_logprobs(each) for token, each in zip(token_ids, requests, strict=True)
-    ]
-    return token_ids, logprobs(logits, drawn, asked, source)

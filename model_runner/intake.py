@@ -114,10 +114,18 @@ class Intake:
 
     # For the engine's thread.
 
-    def take(self) -> News:
-        """What has come since the last call."""
+    @property
+    def interrupts(self) -> bool:
+        """Whether somebody who may be part of a step in flight is to be aborted, or to pause."""
+        with self._lock:
+            return bool(self._aborted or self._throttled)
+
+    def take(self, *, flying: bool = False) -> News:
+        """What has come since the last call. flying: with a step in flight, all but what interrupts."""
         with self._lock:
             arrived, self._arrived = self._arrived, []
+            if flying:
+                return News(arrived, [], [], self._stopping)
             aborted, self._aborted = self._aborted, []
             throttled, self._throttled = self._throttled, {}
             return News(

@@ -95,6 +95,8 @@ class Scheduler:
         """The books refused the first in line, and no block has come back since."""
         self._over_quota: set[str] = set()
         """Salts whose quota has no room; others need not wait behind them."""
+        self._flying = False
+        """A step is in flight while the next one is planned."""
         self._copies_due: list[CopyOrder] = []
         """Copies that the books have ordered, and that no step has carried out."""
 
@@ -105,17 +107,19 @@ class Scheduler:
             # Those behind it were refused, not this one.
             self._admission_failed = False
 
-    def schedule(self) -> StepPlan:
+    def schedule(self, *, flying: bool = False) -> StepPlan:
         """Plans the next step. Raises what the books raise; then reset() must follow.
 
-        Either way take_refused() must follow too.
+        Either way take_refused() must follow too. flying: a step is in flight, so that nobody can give up blocks.
         """
         plan = StepPlan(copies=self._copies_due)
         self._copies_due = []
+        self._flying = flying
         self._grow(plan)
-        if not plan.preemptions:
-            self._admit(plan)
-        self._share_budget(plan)
+        if not plan.must_land:
+            if not plan.preemptions:
+                self._admit(plan)
+            self._share_budget(plan)
         if not plan.work:
             # Nothing is written, so they can wait.
             self._copies_due, plan.copies = plan.copies, []
@@ -196,10 +200,16 @@ class Scheduler:
             except BooksRefused as error:
                 if error.reason not in _OF_A_TENANT:
                     raise
+                plan.must_land = self._flying
+                if plan.must_land:
+                    return
                 due = self._grow_one_by_one(due, plan)
                 continue
             if growth is not None:
                 plan.apply(growth, due)
+                return
+            plan.must_land = self._flying
+            if plan.must_land:
                 return
             self._preempt(self.waiting.victim(self.running), plan)
             due = _holders(due)
@@ -339,7 +349,7 @@ class Scheduler:
         decodes = [sequence for sequence in able if sequence.pending == 1]
         prefills = [sequence for sequence in able if sequence.pending > 1]
         plan.work.extend(Work(sequence, 1) for sequence in decodes)
-        plan.prefill_tokens = sum(1 for sequence in decodes if not sequence.num_outputs)
+        plan.prefill_tokens = sum(1 for sequence in decodes if not sequence.has_outputs)
         budget -= len(decodes)
         for sequence in prefills:
             if budget <= 0:
@@ -354,11 +364,12 @@ class Scheduler:
     def _able(self, plan: StepPlan) -> list[Sequence]:
         """The running sequences that can have their next tokens; the others sit this step out.
 
-        They have no room, or are beams whose next step waits for others of their search.
+        They have no room, or may not ask for it yet, or are beams whose next step waits for others of their search.
         """
         refused = {sequence.sequence_id for sequence, _ in self.refused}
         without_room = refused.union(plan.stalled)
-        able = [sequence for sequence in self.running if sequence.sequence_id not in without_room]
+        size = self._limits.block_size
+        able = [each for each in self.running if each.sequence_id not in without_room and each.room(size) >= 0]
         beams = [each for each in self.running if each.is_beam]
         held_up = {id(each.live) for each in beams if each.pending > 1 or each.sequence_id in without_room}
         if not held_up:

@@ -17,7 +17,7 @@ from model_runner.prompt_lookup import PromptLookup
 from model_runner.request import FinishReason, GenerateRequest, PositionLogprobs, RequestView, Usage
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class LiveRequest:
     """A request from arrival to its last chunk. Times are seconds on the engine's clock."""
 
@@ -136,12 +136,15 @@ class LiveRequest:
         )
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """The tokens of one choice and where their K/V is.
 
     computed: tokens, from the first, whose K/V is in the cache. told: tokens that the books know. committed: computed
     tokens that the books know of. Without a block table it holds nothing and waits.
+
+    While a step is in flight, flying tokens behind the computed ones are computed by it, or by the one before it, and
+    coming ones are drawn: they follow the known tokens, and the next step goes on from them.
     """
 
     live: LiveRequest
@@ -156,6 +159,10 @@ class Sequence:
     computed: int = 0
     told: int = 0
     committed: int = 0
+    flying: int = 0
+    coming: int = 0
+    owes: bool = False
+    """What its admission promised to compute is not known to be done: nothing may be said to the books before."""
     must_ask: bool = False
     """After a fork: the next write needs the books' word, for the last block may be shared."""
     shared_blocks: int = 0
@@ -175,8 +182,30 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens that must be computed before the next one can be sampled."""
-        return len(self.token_ids) - self.computed
+        """Tokens that the steps to come must compute before the next one can be sampled."""
+        return self.num_tokens - self.computed - self.flying
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, with those that are being drawn."""
+        return len(self.token_ids) + self.coming
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether its answer has begun, or is about to by a step in flight."""
+        return self.num_outputs + self.coming > 0
+
+    @property
+    def needs_its_draw(self) -> bool:
+        """Whether its next step can't be planned before it is known what the last one drew.
+
+        Or what it draws depends on the tokens before. The same is true of guesses, of a prompt whose own
+        log-probabilities are noted, and of one that is yet to split.
+        """
+        live = self.live
+        is_ruled = self.constraint is not None or self.rules is not None
+        splits = not live.forked and live.request.num_sequences > 1
+        return self.is_beam or is_ruled or splits or bool(self.draft) or live.wants_prompt_logprobs
 
     @property
     def is_beam(self) -> bool:
@@ -184,8 +213,8 @@ class Sequence:
         return self.live.search is not None
 
     def room(self, block_size: int) -> int:
-        """Tokens that fit into the block table beside the known ones."""
-        return len(self.block_table) * block_size - len(self.token_ids)
+        """Tokens that fit into the block table beside those that it has; less than none when these don't fit."""
+        return len(self.block_table) * block_size - self.num_tokens
 
     def stand_in(self) -> Sequence:
         """Who waits for it when it has no blocks: itself, or for a beam the one that stands for its search."""
@@ -201,20 +230,36 @@ class Sequence:
             return self.rules.edits(self.token_ids, vocabulary, form, draft)
         return None if form is None else LogitEdits(mask=form)
 
-    def entry(self, num_tokens: int) -> BatchEntry:
+    def entry(self, num_tokens: int, follows: int | None = None) -> BatchEntry:
         """The next `num_tokens` tokens as the executor computes them, with logits for a draw and the prompt's own.
 
-        Behind them comes the draft, with logits for a draw after each of its tokens.
+        Behind them comes the draft, with logits for a draw after each of its tokens. follows: the draw of the step
+        before that is the last of the tokens, if there is one coming.
         """
-        first, end = self.computed, self.computed + num_tokens
+        first = self.computed + self.flying
+        end = first + num_tokens
         # Those of a token are for the one after it; `known` of the prompt's have been read.
-        known = len(self.live.prompt_logprobs) if self.live.wants_prompt_logprobs else len(self.token_ids) - 1
+        known = len(self.live.prompt_logprobs) if self.live.wants_prompt_logprobs else self.num_tokens - 1
+        is_unknown = end > len(self.token_ids)
         return BatchEntry(
-            token_ids=[*self.token_ids[first:end], *self.draft],
+            token_ids=[*self.token_ids[first:end], *([0] if is_unknown else self.draft)],
             first_position=first,
-            block_table=self.block_table,
+            # The table may grow while the step is in flight.
+            block_table=self.block_table[:],
             num_logits=max(0, end - max(first, known)) + len(self.draft),
+            follows=follows if is_unknown else None,
         )
+
+    def launch(self, num_tokens: int, *, goes_on: bool) -> None:
+        """A step that computes its next tokens is in flight; goes_on: from the token that it draws."""
+        self.flying += num_tokens
+        self.coming += goes_on
+
+    def land(self, num_tokens: int) -> None:
+        """The step is done; the token that it drew is taken next, and is not coming any more."""
+        self.flying -= num_tokens
+        self.computed += num_tokens
+        self.owes = False
 
     def allocation(self, headroom_blocks: int, promised_tokens: int) -> AllocationRequest:
         """What to ask the books for, with so many blocks left for others and so many tokens of the next step's.
@@ -238,12 +283,14 @@ class Sequence:
 
     def needs_books(self, block_size: int) -> bool:
         """Whether the next step has something to ask or to commit: once a block, not once a token."""
-        out_of_room = len(self.token_ids) > len(self.block_table) * block_size
-        return self.must_ask or out_of_room or self.computed // block_size > self.committed // block_size
+        if self.owes:
+            return False
+        news = self.computed // block_size > self.committed // block_size
+        return self.must_ask or self.room(block_size) < 0 or news
 
     def update(self) -> SequenceUpdate:
         """What the books don't know yet."""
-        return SequenceUpdate(self.sequence_id, self.token_ids[self.told :], self.computed)
+        return SequenceUpdate(self.sequence_id, self.token_ids[self.told :], self.computed, self.coming)
 
     def apply(self, grant: BlockGrant | None) -> None:
         """Takes over what the books answered to update(); None when the block table is as it was."""
@@ -299,6 +346,7 @@ class Sequence:
         self.shared_blocks = cached_tokens // block_size
         self.computed = self.committed = cached_tokens
         self.told = len(self.token_ids)
+        self.owes = True
         self.admitted_before = True
 
     def lose_blocks(self) -> None:
@@ -306,7 +354,8 @@ class Sequence:
         self.block_table = []
         self.shared_blocks = 0
         self.computed = self.committed = self.told = 0
-        self.must_ask = False
+        self.flying = self.coming = 0
+        self.owes = self.must_ask = False
         self.draft = ()
 
 

@@ -21,6 +21,11 @@ class StepClock:
         self._lap_began = monotonic()
         self._books_before = self._books.seconds
 
+    def go_on(self) -> None:
+        """Goes on with the step; the time since the last lap was nobody's."""
+        self._lap_began = monotonic()
+        self._books_before = self._books.seconds
+
     def lap(self, phase: str) -> None:
         """What went by since the last lap, less the books' part, was `phase`: a field of PhaseSeconds."""
         now, books = monotonic(), self._books.seconds

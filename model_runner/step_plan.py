@@ -21,7 +21,8 @@ class StepPlan:
     """What a step computes, the copies due before it, and how many sequences lost their blocks for it.
 
     prefill_tokens: of the work, tokens of prompts or computed again. stalled: ids of running sequences that sit the
-    step out, because the books have no word on them for now.
+    step out, because the books have no word on them for now. must_land: somebody has to give up blocks, which a step
+    in flight may be writing: it must be done first, and nothing is planned.
     """
 
     work: list[Work] = field(default_factory=list)
@@ -29,6 +30,7 @@ class StepPlan:
     preemptions: int = 0
     prefill_tokens: int = 0
     stalled: set[str] = field(default_factory=set)
+    must_land: bool = False
 
     def apply(self, growth: Growth, due: list[Sequence]) -> None:
         """Takes over what the books answered to the updates of the sequences `due`."""

@@ -163,7 +163,7 @@ def _refuse(error: KvError) -> NoReturn:
 
 
 def _appends(updates: Sequence[SequenceUpdate]) -> list[Append]:
-    return [Append(each.sequence_id, each.token_ids, each.computed_tokens) for each in updates]
+    return [Append(each.sequence_id, each.token_ids, each.computed_tokens, each.ahead) for each in updates]
 
 
 def _grant(grant: Grant) -> BlockGrant:

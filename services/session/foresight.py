@@ -34,7 +34,7 @@ class Foresight:
             return
         soonest = 1 if held.told - held.computed <= 1 and not held.promised else 2
         room = len(held.blocks) * self._block_size
-        due = self._steps + max(soonest, room + 1 - held.told + 1 - AHEAD_STEPS)
+        due = self._steps + max(soonest, room + 1 - held.told - held.ahead + 1 - AHEAD_STEPS)
         sooner = due - due % PACE_STEPS
         held.due = sooner if sooner >= self._steps + soonest else due
         self._due.setdefault(held.due, []).append(held)

@@ -39,6 +39,8 @@ class Held:
     computed: int = 0
     cached: int = 0
     told: int = 0
+    ahead: int = 0
+    """Tokens behind the told ones that are being drawn, and need room as well."""
     prompt_tokens: int = 0
     """What it pins when it ends."""
     sent: int = 0
@@ -89,6 +91,7 @@ class Held:
             computed=self.computed,
             cached=self.cached,
             told=self.told,
+            ahead=self.ahead,
             sound=self.sound,
             skips_cache_write=self.skips_cache_write,
             sent=len(self.tokens),

@@ -67,6 +67,7 @@ class Mirror:
         if update.computed_tokens > room:
             raise ValueError(f"{held.sequence_id!r} can't have {update.computed_tokens} computed tokens of {room}")
         held.tokens.extend(fresh)
+        held.ahead = update.ahead
         held.computed = max(held.computed, update.computed_tokens)
         if held.computed >= held.promised:
             held.promised = 0
@@ -75,17 +76,21 @@ class Mirror:
         return held
 
     def has_room(self, held: Held) -> bool:
-        """Whether the sequence may write up to its last token; takes blocks of the lease, or else asks for room."""
+        """Whether the sequence may write up to its last token; takes blocks of the lease, or else asks for room.
+
+        The last token is the last one ahead, should there be any.
+        """
         if held.copy_due:
             return False
+        num_tokens = len(held.tokens) + held.ahead
         if held.forked and self._is_shared(held):
-            self._ask(held, len(held.tokens))
+            self._ask(held, num_tokens)
             held.copy_due = held.wants > 0
             return False
         held.forked = False
-        missing = -(-len(held.tokens) // self.block_size) - len(held.blocks)
+        missing = -(-num_tokens // self.block_size) - len(held.blocks)
         if missing > len(self.lease):
-            self._ask(held, len(held.tokens))
+            self._ask(held, num_tokens)
             return False
         if missing > 0:
             self._take(held, missing)
@@ -189,7 +194,12 @@ class Mirror:
     def step(self, *, asks: bool = True) -> None:
         """A step of the engine is scheduled: asks for the room that sequences will need soon, if it is time to."""
         for held in self._foresight.step():
-            if asks and self.by_handle.get(held.handle) is held:
+            if self.by_handle.get(held.handle) is not held:
+                continue
+            if held.computed // self.block_size < held.promised // self.block_size:
+                # The step that computes these blocks is not known to be done, and nothing may be said before.
+                self._foresight.plan(held)
+            elif asks:
                 self._ask(held, len(held.blocks) * self.block_size + 1)
 
     # Messages.

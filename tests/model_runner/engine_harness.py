@@ -18,6 +18,7 @@ from model_runner.sequence import LiveRequest
 from model_runner.token_text import Tokenizer
 from services.books_inprocess import InProcessBooks
 from services.cache_options import DEFAULT_CACHE, CacheOptions
+from tests.model_runner.step_modes import step_mode
 from tests.model_runner.toy_model import ToyExecutor, ToyTokenizer
 
 PATIENCE_SECONDS = 60
@@ -88,10 +89,12 @@ class Harness:
                 eos_token_ids=frozenset(eos),
                 max_queued_requests=max_queued,
                 max_queued_tokens=max_queued_tokens,
+                async_steps=step_mode().is_async,
             ),
             self._take,
             self._note_state,
             self.recorder,
+            step_mode().steps(self.executor),
         )
 
     def __enter__(self) -> Harness:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvmanager import KvManager
-from model_runner import generation
+from model_runner import draws
 from model_runner.books import Admission, AllocationRequest, BlockGrant, SequenceUpdate
 from model_runner.engine_types import Failure
 from model_runner.observer import PhaseSeconds
@@ -17,6 +17,7 @@ from model_runner.step_clock import StepClock
 from model_runner.timed_books import TimedBooks
 from services.books_inprocess import InProcessBooks
 from tests.model_runner.engine_harness import Harness
+from tests.model_runner.step_modes import StepMode, in_mode
 
 
 class Clock:
@@ -109,8 +110,9 @@ def test_a_request_by_phases(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> N
         clock.advance(0.5)
         return sample(*arguments)
 
-    monkeypatch.setattr(generation, "sample", slow_sample)
-    harness = TimedHarness(clock)
+    monkeypatch.setattr(draws, "sample", slow_sample)
+    with in_mode(StepMode.SYNC):
+        harness = TimedHarness(clock)
     harness.submit("a", [1, 2, 3, 4, 5, 6], 5)
     began = clock.now
     with harness:

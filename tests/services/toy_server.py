@@ -29,6 +29,7 @@ from services.runner_metrics import RunnerMetrics
 from services.runner_process import KIND
 from services.runner_service import ModelRunnerServicer, ServedModel
 from services.streams import Streams
+from tests.model_runner.step_modes import step_mode
 from tests.model_runner.toy_model import VOCAB_SIZE, ToyExecutor, ToyTokenizer
 from tests.services.kv_support import WAIT_SECONDS, LoopThread, scrape
 
@@ -70,6 +71,7 @@ class ToyServer:
             max_sequence_tokens=min(max_model_tokens, (num_blocks - 1) * BLOCK_SIZE),
             eos_token_ids=frozenset(),
             max_queued_requests=max_queued,
+            async_steps=step_mode().is_async,
         )
         self._serves = threading.Event()
         self._thread = LoopThread()
@@ -91,6 +93,7 @@ class ToyServer:
             streams.deliver,
             self._note_state,
             metrics,
+            step_mode().steps(self.executor),
         )
         limits = Limits(VOCAB_SIZE, self._options.max_sequence_tokens)
         forms = FormCompiler(cast(Tokenizer, tokenizer), VOCAB_SIZE, ())

@@ -16,6 +16,7 @@ from services.session.check import violations
 from services.session.limits import SessionLimits
 from services.session.mirror import Mirror
 from services.session_books import SessionBooks
+from tests.model_runner.step_modes import step_mode
 from tests.model_runner.toy_model import Model, ToyExecutor, ToyTokenizer, next_logits
 from tests.services.session.bad_channel import FakeClock, FakeServer
 
@@ -71,9 +72,16 @@ class Bench:
             limits=SchedulerLimits(block_size, **scheduling),
             max_sequence_tokens=(num_blocks - 1) * block_size,
             eos_token_ids=frozenset(),
+            async_steps=step_mode().is_async,
         )
         self.engine = SteppedEngine(
-            self.executor, self.books, ToyTokenizer(), options, self._take, lambda state, _: self.states.append(state)
+            self.executor,
+            self.books,
+            ToyTokenizer(),
+            options,
+            self._take,
+            lambda state, _: self.states.append(state),
+            steps=step_mode().steps(self.executor),
         )
         self.engine.clock = server.clock
 
