@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from model_runner.device_copies import Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,13 @@ class StepBatch:
     host_tables: Tensor
 
 
-def pack_batch(entries: Sequence[BatchEntry], block_size: int, device: torch.device) -> StepBatch:
-    """Packs at least one entry; each must have a token, and a block table with room for its tokens."""
+def pack_batch(
+    entries: Sequence[BatchEntry], block_size: int, device: torch.device, send: Send | None = None
+) -> StepBatch:
+    """Packs at least one entry; each must have a token, and a block table with room for its tokens.
+
+    send: brings all to the device, together; by default one by one, and it is waited for.
+    """
     counts = np.array([len(entry.token_ids) for entry in entries], dtype=np.int64)
     firsts = np.array([entry.first_position for entry in entries], dtype=np.int64)
     offsets = np.concatenate(([0], np.cumsum(counts)))
@@ -59,18 +66,33 @@ def pack_batch(entries: Sequence[BatchEntry], block_size: int, device: torch.dev
     slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
     lengths = firsts + counts
     wanted = np.array([entry.num_logits for entry in entries], dtype=np.int64)
+    arrays = (
+        _concatenate(entries, offsets[-1]),
+        positions,
+        slots,
+        offsets.astype(np.int32),
+        lengths.astype(np.int32),
+        tables,
+        _last_rows(offsets[1:], wanted),
+    )
+    tensors = [torch.from_numpy(array) for array in arrays]
     return StepBatch(
-        token_ids=torch.from_numpy(_concatenate(entries, offsets[-1])).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        slot_mapping=torch.from_numpy(slots).to(device),
-        query_offsets=torch.from_numpy(offsets.astype(np.int32)).to(device),
-        sequence_lengths=torch.from_numpy(lengths.astype(np.int32)).to(device),
-        block_tables=torch.from_numpy(tables).to(device),
-        logits_rows=torch.from_numpy(_last_rows(offsets[1:], wanted)).to(device),
+        *([tensor.to(device) for tensor in tensors] if send is None else send(tensors)),
         query_lengths=tuple(counts.tolist()),
         lengths=tuple(lengths.tolist()),
         host_tables=torch.from_numpy(tables),
     )
+
+
+def fill_followers(batch: StepBatch, entries: Sequence[BatchEntry], tokens: Tensor, send: Send) -> None:
+    """Puts drawn tokens, int64 [R] on the device, to where entries follow them; the host need not know them."""
+    ends = accumulate(len(entry.token_ids) for entry in entries)
+    pairs = [(end - 1, entry.follows) for end, entry in zip(ends, entries, strict=True) if entry.follows is not None]
+    if not pairs:
+        return
+    rows, draws = send([torch.tensor(column, dtype=torch.int64) for column in zip(*pairs, strict=True)])
+    # Where no token was possible, the answer has ended, and nobody looks at what follows.
+    batch.token_ids[rows] = tokens[draws].clamp(min=0)
 
 
 def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

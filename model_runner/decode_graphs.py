@@ -21,6 +21,7 @@ _PADDING = BatchEntry([0], 0, [0], num_logits=1)
 Replay = Callable[[], Tensor]
 """Computes again what was captured, from what its tensors hold now: the same output tensor each time."""
 Capture = Callable[[Callable[[], Tensor]], Replay]
+Pack = Callable[[Sequence[BatchEntry]], StepBatch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,15 @@ class DecodeGraphs:
             for entry in entries
         )
 
-    def execute(self, entries: Sequence[BatchEntry]) -> Tensor:
-        """Logits of a step that it takes: float32 [entries, vocabulary], which the next step overwrites."""
+    def execute(self, entries: Sequence[BatchEntry], pack: Pack | None = None) -> Tensor:
+        """Logits of a step that it takes: float32 [entries, vocabulary], which the next step overwrites.
+
+        pack: by pack_batch() if None.
+        """
         size = self._sizes[bisect_left(self._sizes, len(entries))]
         padded = [*entries, *[_PADDING] * (size - len(entries))]
         shape = self._backend.shape
-        step = pack_batch(padded, shape.block_size, shape.device)
+        step = pack(padded) if pack else pack_batch(padded, shape.block_size, shape.device)
         if size not in self._captured:
             self._captured[size] = self._captured_with(_widened(step, self._table_width))
         captured = self._captured[size]

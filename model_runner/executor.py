@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from model_runner.attention import AttentionBackend
-from model_runner.batch import BatchEntry, pack_batch
+from model_runner.batch import BatchEntry, StepBatch, fill_followers, pack_batch
 from model_runner.books import CopyOrder
-from model_runner.decode_graphs import DecodeGraphs
+from model_runner.decode_graphs import DecodeGraphs, Pack
+from model_runner.device_copies import Send
 from model_runner.models.decoder import Decoder
 from model_runner.models.native import NativeDecoder
 
@@ -33,18 +34,37 @@ class TorchExecutor:
         self._device = device
         self._graphs = graphs
 
-    @torch.inference_mode()
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
     def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> Tensor:
         """Copies blocks, then computes the entries: float32 logits [rows that they want, vocabulary], in order."""
-        with _current(self._device):
+        return self._compute(entries, copies, lambda each: pack_batch(each, self._block_size, self._device))
+
+    def follow(
+        self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder], tokens: Tensor | None, send: Send
+    ) -> Tensor:
+        """execute() with the tokens that entries follow, int64 [R] on the device; waits for nothing that it sends."""
+
+        def pack(each: Sequence[BatchEntry]) -> StepBatch:
+            batch = pack_batch(each, self._block_size, self._device, send)
+            if tokens is not None:
+                fill_followers(batch, each, tokens, send)
+            return batch
+
+        return self._compute(entries, copies, pack)
+
+    @torch.inference_mode()
+    def _compute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder], pack: Pack) -> Tensor:
+        with current(self._device):
             if copies:
                 self._backend.copy_blocks(copies)
             if self._graphs is not None and self._graphs.takes(entries):
-                return self._graphs.execute(entries)
-            batch = pack_batch(entries, self._block_size, self._device)
-            return self._model.forward(batch, self._backend)
+                return self._graphs.execute(entries, pack)
+            return self._model.forward(pack(entries), self._backend)
 
 
-def _current(device: torch.device) -> AbstractContextManager[object]:
+def current(device: torch.device) -> AbstractContextManager[object]:
     """Kernels are launched on a thread's current GPU, wherever their tensors are."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

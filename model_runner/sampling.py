@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from model_runner import native
+from model_runner.device_copies import to_device
 from model_runner.logit_edits import LogitEdits, apply_edits
 from model_runner.native import sampling as kernels
 from model_runner.request import PositionLogprobs
@@ -39,10 +40,16 @@ def sample(
     if logits.device.type == "cpu" and native.library() is not None:
         return kernels.draw(logits, rows, edits, source)
     if source is not None:
-        logits = logits[torch.tensor(source, dtype=torch.int64, device=logits.device)]
+        logits = logits[to_device(torch.tensor(source, dtype=torch.int64), logits.device)]
     if edits is not None:
         logits = apply_edits(logits, edits)
     return sample_by_rows(logits, rows) if logits.device.type == "cpu" else sample_at_once(logits, rows)
+
+
+def sample_ahead(logits: Tensor, rows: SamplingRows, source: Sequence[int]) -> Tensor:
+    """sample() without edits, of which the device does all while the host goes on: nothing is read on the way."""
+    chosen = logits[to_device(torch.tensor(source, dtype=torch.int64), logits.device)]
+    return sample_at_once(chosen, rows, may_wait=False)
 
 
 def logprobs(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model_runner.device_copies import to_device
 from model_runner.request import PositionLogprobs
 from model_runner.sampling_rows import NO_TOKEN, SamplingRows
 from model_runner.sampling_weights import LOG2_OF_E, WEIGHT_UNIT, log_of_sum, scales, weigh_at_once
@@ -19,16 +21,19 @@ _ID_MASK = (1 << _ID_BITS) - 1
 _FIRST_LOOK = 1024
 
 
-def sample_at_once(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """sample() of model_runner.sampling, on any device."""
+def sample_at_once(logits: Tensor, rows: SamplingRows, *, may_wait: bool = True) -> Tensor:
+    """sample() of model_runner.sampling, on any device.
+
+    may_wait: the host may read on the way whether a nucleus is small, which spares the sorting of whole rows.
+    """
     tokens = logits.argmax(dim=-1)
     impossible = logits.gather(1, tokens.unsqueeze(1)).squeeze(1) == -torch.inf
     drawn = np.flatnonzero(rows.temperature > 0)
     if drawn.size == len(tokens):
-        tokens = _draw(logits, rows)
+        tokens = _draw(logits, rows, may_wait)
     elif drawn.size:
         index = _to_device(drawn, logits)
-        tokens[index] = _draw(logits[index], rows.take(drawn))
+        tokens[index] = _draw(logits[index], rows.take(drawn), may_wait)
     return tokens.masked_fill_(impossible, NO_TOKEN)
 
 
@@ -36,25 +41,56 @@ def logprobs_at_once(logits: Tensor, token_ids: Tensor, counts: Sequence[int]) -
     """logprobs() of model_runner.sampling, of rows that all asked for some, on any device."""
     if not counts:
         return []
-    sums = weigh_at_once(logits, logits.new_full((len(logits),), LOG2_OF_E, dtype=torch.float64)).sum(dim=1)
-    # A logarithm's last bit is a matter of the device.
-    norms = [log_of_sum(most, total) for most, total in zip(logits.amax(dim=1).tolist(), sums.tolist(), strict=True)]
-    chosen = logits.gather(1, token_ids.to(logits.device).unsqueeze(1)).squeeze(1).tolist()
-    top_ids = _ids_of(_ranks(logits).topk(min(max(counts), logits.shape[1])).values)
-    top_logits = logits.gather(1, top_ids).tolist()
+    measured = measure(logits, to_device(token_ids, logits.device), max(counts))
+    return positions_of(token_ids.tolist(), measured, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRows:
+    """What log-probabilities of A rows are made of: the largest logit and the sum of all weights, the chosen logit
+    ([A] each), and the ids and logits of the W likeliest tokens, [A, W], likeliest first."""
+
+    most: Tensor
+    sums: Tensor
+    chosen: Tensor
+    top_ids: Tensor
+    top_logits: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.most, self.sums, self.chosen, self.top_ids, self.top_logits
+
+
+def measure(logits: Tensor, token_ids: Tensor, width: int) -> MeasuredRows:
+    """Measures of the rows of logits, [A, V], for the tokens chosen there, [A], both on one device; reads nothing."""
+    ones = torch.full((len(logits),), LOG2_OF_E, dtype=torch.float64, device=logits.device)
+    top_ids = _ids_of(_ranks(logits).topk(min(width, logits.shape[1])).values)
+    return MeasuredRows(
+        most=logits.amax(dim=1),
+        sums=weigh_at_once(logits, ones).sum(dim=1),
+        chosen=logits.gather(1, token_ids.unsqueeze(1)).squeeze(1),
+        top_ids=top_ids,
+        top_logits=logits.gather(1, top_ids),
+    )
+
+
+def positions_of(token_ids: Sequence[int], measured: MeasuredRows, counts: Sequence[int]) -> list[PositionLogprobs]:
+    """The log-probabilities of tokens [A] and of their counts [A] likeliest."""
+    most, sums, chosen, top_ids, top_logits = (tensor.tolist() for tensor in measured.tensors)
     answers: list[PositionLogprobs] = []
-    for row, (token_id, ids, count) in enumerate(zip(token_ids.tolist(), top_ids.tolist(), counts, strict=True)):
-        values = [logit - norms[row] for logit in top_logits[row][:count]]
-        answers.append(
-            PositionLogprobs(token_id, chosen[row] - norms[row], tuple(zip(ids[:count], values, strict=True)))
-        )
+    for row, (token_id, count) in enumerate(zip(token_ids, counts, strict=True)):
+        # A logarithm's last bit is a matter of the device.
+        norm = log_of_sum(most[row], sums[row])
+        values = [logit - norm for logit in top_logits[row][:count]]
+        top = tuple(zip(top_ids[row][:count], values, strict=True))
+        answers.append(PositionLogprobs(token_id, chosen[row] - norm, top))
     return answers
 
 
-def _draw(logits: Tensor, rows: SamplingRows) -> Tensor:
+def _draw(logits: Tensor, rows: SamplingRows, may_wait: bool) -> Tensor:
     """Inverse-CDF draws, int64 [D], from logits [D, V] whose rows all have temperature > 0."""
     weights = weigh_at_once(logits, _to_device(scales(rows.temperature), logits))
-    _filter_top(weights, logits, rows)
+    _filter_top(weights, logits, rows, may_wait)
     if rows.min_p.any():
         _filter_min_p(weights, _to_device(rows.min_p, logits))
     mass = weights.cumsum(dim=1)
@@ -71,7 +107,7 @@ def _filter_min_p(weights: Tensor, min_p: Tensor) -> None:
     weights.masked_fill_(weights < least.unsqueeze(1), 0)
 
 
-def _filter_top(weights: Tensor, logits: Tensor, rows: SamplingRows) -> None:
+def _filter_top(weights: Tensor, logits: Tensor, rows: SamplingRows, may_wait: bool) -> None:
     """Zeroes, in place, what top_k and then top_p leave out; touches only the rows that have either."""
     vocabulary = weights.shape[1]
     top_k = np.where((rows.top_k <= 0) | (rows.top_k > vocabulary), vocabulary, rows.top_k)
@@ -80,16 +116,19 @@ def _filter_top(weights: Tensor, logits: Tensor, rows: SamplingRows) -> None:
         return
     index = _to_device(filtered, weights)
     ranks, chosen = _ranks(logits[index]), weights[index]
-    last = _last_kept(ranks, chosen, top_k[filtered], rows.top_p[filtered])
+    last = _last_kept(ranks, chosen, top_k[filtered], rows.top_p[filtered], may_wait)
     weights[index] = chosen.masked_fill_(ranks < last, 0)
 
 
-def _last_kept(ranks: Tensor, weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> Tensor:
+def _last_kept(
+    ranks: Tensor, weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64], may_wait: bool
+) -> Tensor:
     """The rank, int64 [F, 1], of the least likely token that top_k (1..V) and top_p leave in each row."""
     vocabulary = weights.shape[1]
     # Without a top_k, the nucleus may turn out to be larger than the first look.
     unbounded = bool((top_k == vocabulary).any())
-    width = max(int(top_k[top_k < vocabulary].max(initial=1)), _FIRST_LOOK if unbounded else 1)
+    look = _FIRST_LOOK if may_wait else vocabulary
+    width = max(int(top_k[top_k < vocabulary].max(initial=1)), look if unbounded else 1)
     width = min(width, vocabulary)
     k, p = _to_device(top_k, weights).unsqueeze(1), _to_device(top_p, weights).unsqueeze(1)
     best, kept, enough = _nucleus(ranks, weights, k, p, width)
@@ -126,4 +165,4 @@ def _ids_of(ranks: Tensor) -> Tensor:
 
 
 def _to_device(array: NDArray[np.float64] | NDArray[np.int64], like: Tensor) -> Tensor:
-    return torch.from_numpy(array).to(like.device)
+    return to_device(torch.from_numpy(array), like.device)

@@ -62,6 +62,7 @@ PrefixIndex = Literal["hash", "radix", "none"]
 BlockHash = Literal["sha256", "xxh3"]
 Eviction = Literal["adaptive", "lru"]
 Scheduling = Literal["fcfs", "priority"]
+AsyncSteps = Literal["auto", "on", "off"]
 
 
 class OctavoSettings(BaseSettings):
@@ -187,6 +188,10 @@ class ModelRunnerSettings(ProcessSettings):
     cuda_graphs: bool = Field(
         False,
         description="Captures decode steps once for each padded number of sequences, and replays them: on a GPU.",
+    )
+    async_steps: AsyncSteps = Field(
+        "auto",
+        description="Plans a step while the one before it runs, where its tokens need not be known; auto: on a GPU.",
     )
     deterministic: bool = Field(
         False, description="Ends the start when a request's tokens may depend on its batch; the CPU kernels' never do."

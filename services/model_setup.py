@@ -124,6 +124,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         attention=choice.describe(),
         deterministic="yes, in any batch" if variance is None else f"no: {variance}",
         speculation=_describe_speculation(settings),
+        async_steps=_describe_async_steps(settings, device),
         **memory.describe(num_blocks, config.num_heads),
     )
     scheduling = SchedulerLimits(
@@ -144,6 +145,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         eos_token_ids=frozenset(config.eos_token_ids) | frozenset(loaded.tokenizer.eos_token_ids),
         max_queued_requests=settings.max_queued_requests,
         max_queued_tokens=settings.max_queued_tokens,
+        async_steps=_are_async(settings, device),
     )
     return Setup(
         loaded=loaded,
@@ -173,6 +175,18 @@ def _set_threads(threads: int) -> None:
     kernels = native.library()
     if kernels is not None:
         kernels.set_threads(threads)
+
+
+def _are_async(settings: ModelRunnerSettings, device: torch.device) -> bool:
+    """On a CPU the planning of a step takes cores from the one that runs."""
+    wanted = device.type == "cuda" if settings.async_steps == "auto" else settings.async_steps == "on"
+    return wanted and not settings.speculative_tokens
+
+
+def _describe_async_steps(settings: ModelRunnerSettings, device: torch.device) -> str:
+    if settings.speculative_tokens and settings.async_steps == "on":
+        return "off: guesses need the tokens before them"
+    return "on" if _are_async(settings, device) else "off"
 
 
 def _describe_speculation(settings: ModelRunnerSettings) -> str:

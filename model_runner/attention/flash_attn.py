@@ -13,6 +13,7 @@ from torch import Tensor
 from model_runner.attention.backend import AttentionShape, lacks, name_of
 from model_runner.attention.nhd import GpuAttention
 from model_runner.batch import StepBatch
+from model_runner.device_copies import to_device
 
 _LEAST_CAPABILITY = (8, 0)
 _UNBOUNDED = -1
@@ -106,7 +107,7 @@ class FlashAttention(GpuAttention):
         offsets = torch.tensor((0, *batch.lengths)).cumsum(0, dtype=torch.int32)
         self._step = _Step(
             query_offsets=batch.query_offsets,
-            key_offsets=offsets.to(self.shape.device, non_blocking=True),
+            key_offsets=to_device(offsets, self.shape.device),
             lengths=batch.sequence_lengths,
             tables=batch.block_tables,
             most_queries=max(batch.query_lengths),

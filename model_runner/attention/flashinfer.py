@@ -16,6 +16,7 @@ from model_runner.attention.backend import AttentionShape, lacks, name_of, store
 from model_runner.attention.nhd import GpuAttention
 from model_runner.attention.pages import Pages, num_shared_blocks, pages_of, prefix_pages
 from model_runner.batch import StepBatch
+from model_runner.device_copies import CudaLane, Mark, to_device
 
 WORKSPACE_BYTES = 256 << 20
 """For the partial results of sequences that are cut; FlashInfer says when a plan wants more."""
@@ -81,6 +82,8 @@ class FlashInferAttention(GpuAttention):
         self._replayed: dict[int, _Replayed] = {}
         self._parts: list[_Part] = []
         self._append: _Append
+        self._planned: Mark | None = None
+        """When the latest plan has come to the device."""
 
     @classmethod
     def why_not_here(cls, device: torch.device) -> str | None:
@@ -102,6 +105,7 @@ class FlashInferAttention(GpuAttention):
         return lacks(shape.device, _BFLOAT16_CAPABILITY) if is_cuda and shape.query_dtype is torch.bfloat16 else None
 
     def plan(self, batch: StepBatch) -> None:
+        self._await_plan()
         self._append = self._plan_append(batch)
         num_decoded = next(
             (row for row, count in enumerate(batch.query_lengths) if count > 1), len(batch.query_lengths)
@@ -113,8 +117,10 @@ class FlashInferAttention(GpuAttention):
         if num_decoded < len(batch.query_lengths):
             run = self._plan_prefill(pages_of(batch, slice(num_decoded, None), self.shape.block_size))
             self._parts.append(_Part(slice(num_decoded, None), run))
+        self._note_plan()
 
     def plan_replay(self, batch: StepBatch) -> None:
+        self._await_plan()
         sequences, width = batch.block_tables.shape
         if sequences not in self._replayed:
             self._replayed[sequences] = self._replayed_of(sequences, width)
@@ -123,6 +129,7 @@ class FlashInferAttention(GpuAttention):
         replayed.append.positions.copy_(batch.positions)
         pages = pages_of(batch, slice(None), self.shape.block_size)
         self._parts = [_Part(slice(None), self._plan_wrapper(replayed.wrapper, pages))]
+        self._note_plan()
 
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         shape, append = self.shape, self._append
@@ -252,7 +259,17 @@ class FlashInferAttention(GpuAttention):
         }
 
     def _on_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.shape.device, non_blocking=True)
+        return to_device(tensor, self.shape.device)
+
+    def _await_plan(self) -> None:
+        """FlashInfer's plans lie in page-locked memory that the next plan writes: the last one must be copied first."""
+        if self._planned is not None:
+            self._planned.wait()
+            self._planned = None
+
+    def _note_plan(self) -> None:
+        if self.shape.device.type == "cuda":
+            self._planned = CudaLane(self.shape.device).mark()
 
 
 def wants_tensor_cores(shape: AttentionShape) -> bool:

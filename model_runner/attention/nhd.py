@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model_runner.attention.backend import AttentionBackend, AttentionShape, stored
 from model_runner.books import CopyOrder
+from model_runner.device_copies import to_device
 
 _COPY_LANES = 1024
 """Numbers of a block that one program copies."""
@@ -52,9 +53,8 @@ class GpuAttention(NhdAttention):
         if not copies:
             return
         shape = self.shape
-        orders = torch.tensor(
-            [(copy.source, copy.target, copy.num_tokens) for copy in copies], dtype=torch.int32, device=shape.device
-        )
+        numbers = [(copy.source, copy.target, copy.num_tokens) for copy in copies]
+        orders = to_device(torch.tensor(numbers, dtype=torch.int32), shape.device)
         slot = shape.num_kv_heads * shape.head_dim
         self._kernels.copy_blocks[(shape.num_layers, -(-shape.block_size * slot // _COPY_LANES))](
             self.keys,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from model_runner.attention.backend import AttentionShape, lacks, name_of
 from model_runner.attention.nhd import GpuAttention, why_no_triton
 from model_runner.batch import StepBatch
+from model_runner.device_copies import to_device
 
 _FP8_CAPABILITY = (8, 9)
 _LEAST_CAPABILITY = (8, 0)
@@ -192,8 +191,9 @@ class TritonAttention(GpuAttention):
         sequences = [row for row, count in chosen for _ in range(0, count, tokens)]
         firsts = [first for _, count in chosen for first in range(0, count, tokens)]
         parts = max((self._parts_of(batch.lengths[row]) for row, _ in chosen), default=0) if tokens == 1 else 0
-        to_device = partial(_to_device, device=self.shape.device)
-        return _Tiles(to_device(sequences), to_device(firsts), parts if parts > 1 else 0, self._tiling.part)
+        device = self.shape.device
+        columns = [to_device(torch.tensor(column, dtype=torch.int32), device) for column in (sequences, firsts)]
+        return _Tiles(columns[0], columns[1], parts if parts > 1 else 0, self._tiling.part)
 
     def _parts_of(self, length: int) -> int:
         """Parts of the keys that the last token of a sequence sees, counted from the first key that is read."""
@@ -232,7 +232,3 @@ def _rows(tensor: Tensor) -> Tensor:
 def _power_of_two(number: int) -> int:
     """The number rounded up to a power of two."""
     return 1 << (number - 1).bit_length()
-
-
-def _to_device(numbers: list[int], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.array(numbers, dtype=np.int32)).to(device, non_blocking=True)
