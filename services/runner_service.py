@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -17,7 +16,7 @@ from octavo.runner.v1 import model_runner_pb2_grpc
 
 from model_runner.constraint import Constraint
 from model_runner.engine import Engine
-from model_runner.engine_types import EngineState, EngineStopped
+from model_runner.engine_types import EngineState
 from model_runner.invalid import InvalidRequest
 from model_runner.request import GenerateRequest
 from model_runner.tokenizer import Tokenizer
@@ -30,6 +29,7 @@ from services.reception import Reception
 from services.runner_errors import NotReady, SlowReader, UnknownModel
 from services.runner_wire import field_path, read_request, write_chunk, write_view
 from services.streams import Streams
+from services.traffic import Traffic
 
 Tokens = TypeVar("Tokens")
 BadWords = tuple[tuple[int, ...], ...]
@@ -63,18 +63,14 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         self.served: ServedModel | None = None
         self.waits_for = "the model to be loaded"
         """What requests are told while they cannot be served."""
-        self.stopping = False
-        """No new requests are taken."""
+        self.traffic = Traffic()
         self._slow_reader_seconds = slow_reader_seconds
         self._reception = Reception()
-        self._in_progress = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-long-texts")
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         served = self._ready(request.model)
-        with self._counted():
+        with self.traffic.count():
             parsed, constraint = await self._receive(served, request)
             self.streams.check_free(parsed.request_id)
             live = served.engine.submit(parsed, constraint)
@@ -89,11 +85,6 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
                 if not stream.ended:
                     # The client has gone, or its time is up.
                     served.engine.cancel(live)
-
-    async def wait_idle(self, seconds: float) -> None:
-        """Returns once no Generate is in progress, or after so many seconds."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), seconds)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         served = self._loaded(request.model)
@@ -133,23 +124,11 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         return self.served
 
     def _ready(self, model: str) -> ServedModel:
-        if self.stopping:
-            raise EngineStopped("The server is shutting down; send the request to another one.")
+        self.traffic.check_open()
         served = self._loaded(model)
         if served.engine.state is not EngineState.SERVING:
             raise NotReady(f"The runner waits for {self.waits_for}; retry shortly.")
         return served
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        self._in_progress += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._in_progress -= 1
-            if not self._in_progress:
-                self._idle.set()
 
     async def _receive(
         self, served: ServedModel, request: pb.GenerateRequest
