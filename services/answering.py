@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ from octavo.runner.v1 import model_runner_pb2 as pb
 
 from model_runner.constraint import Constraint
 from model_runner.engine import Engine
-from model_runner.engine_types import EngineState, EngineStopped
+from model_runner.engine_types import EngineState
 from model_runner.request import Chunk, GenerateRequest
 from model_runner.sequence import LiveRequest
 from model_runner.tokenizer import Tokenizer
@@ -25,6 +25,7 @@ from services.reader_limits import SLOW_READER_SECONDS
 from services.reception import Reception
 from services.runner_errors import NotReady, SlowReader, UnknownModel
 from services.streams import Streams
+from services.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,10 @@ class Answering:
         self.served: ServedModel | None = None
         self.waits_for = "the model to be loaded"
         """What requests are told while they cannot be served."""
-        self.stopping = False
-        """No new requests are taken."""
+        self.traffic = Traffic()
         self._slow_reader_seconds = slow_reader_seconds
         self._reception = Reception()
         self._arrivals: dict[str, list[_Arrival]] = {}
-        self._in_progress = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def loaded(self, model: str = "") -> ServedModel:
         """What is served. Raises NotReady before it is loaded, UnknownModel for another name."""
@@ -84,8 +81,7 @@ class Answering:
 
     def ready(self, model: str = "") -> ServedModel:
         """What is served, if requests can be taken. Raises EngineStopped and NotReady besides."""
-        if self.stopping:
-            raise EngineStopped("The server is shutting down; send the request to another one.")
+        self.traffic.check_open()
         served = self.loaded(model)
         if served.engine.state is not EngineState.SERVING:
             raise NotReady(f"The runner waits for {self.waits_for}; retry shortly.")
@@ -106,7 +102,7 @@ class Answering:
 
         headers_first: the client learns that its request is taken; without, that its first chunk is there.
         """
-        with self._counted():
+        with self.traffic.count():
             with self._arriving(request_id) as arrival, self._reception.receive(served.engine, message.ByteSize()):
                 parsed, constraint = await receive()
             self.streams.check_free(parsed.request_id)
@@ -141,22 +137,6 @@ class Answering:
                 arrival.aborted = True
         live, unknown = self.loaded().engine.abort([each for each in asked if each not in self._arrivals])
         return live + len(arriving), unknown
-
-    async def wait_idle(self, seconds: float) -> None:
-        """Returns once no request is in progress, or after so many seconds."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), seconds)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        self._in_progress += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._in_progress -= 1
-            if not self._in_progress:
-                self._idle.set()
 
     @contextmanager
     def _arriving(self, request_id: str) -> Iterator[_Arrival]:

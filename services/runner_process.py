@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 import structlog
-from octavo.runner.v1 import model_runner_pb2_grpc
+from octavo.runner.v1 import model_runner_pb2_grpc, runner_admin_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from model_runner.engine import Engine
@@ -16,6 +16,7 @@ from model_runner.engine_types import EngineState
 from services.answering import Answering, ServedModel
 from services.books_metrics import BooksMetrics
 from services.config import ModelRunnerSettings
+from services.draining import Drainer
 from services.endpoint import Endpoint, ServiceKind, open_endpoint
 from services.errors import RUNNER_DOMAIN, StartupError
 from services.grpc_server import RUNNER_MAX_RECEIVE_BYTES
@@ -36,6 +37,7 @@ KIND = ServiceKind(
     RUNNER_MAX_RECEIVE_BYTES,
     "runner_address",
     "runner_metrics_address",
+    "runner_health_address",
 )
 
 LAST_WORDS_SECONDS = 1.0
@@ -110,21 +112,28 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
             address=endpoint.address,
             metrics=f"http://{endpoint.metrics_address}/metrics",
         )
+        drainer = Drainer(answering.traffic, endpoint.health)
         grace_seconds = 0.0
         try:
+            await _open_admin(endpoint, drainer, settings)
             setup = await _unless_stopped(asyncio.to_thread(set_up_model, settings, stopped.is_set), stopped)
             if setup is not None:
                 await _serve(settings, setup, endpoint, answering, registry, stopped)
                 grace_seconds = settings.grace_seconds
         finally:
-            await _drain(endpoint, answering, grace_seconds)
+            await _stop(endpoint, answering, drainer, grace_seconds)
 
 
-async def _drain(endpoint: Endpoint, answering: Answering, grace_seconds: float) -> None:
+async def _open_admin(endpoint: Endpoint, drainer: Drainer, settings: ModelRunnerSettings) -> None:
+    if settings.runner_admin_address is not None:
+        add = partial(runner_admin_pb2_grpc.add_RunnerAdminServiceServicer_to_server, drainer)
+        await endpoint.serve_also(settings.runner_admin_address, add)
+
+
+async def _stop(endpoint: Endpoint, answering: Answering, drainer: Drainer, grace_seconds: float) -> None:
     """Takes no new requests, lets those that it has end for `grace_seconds`, and then ends them."""
-    answering.stopping = True
-    await endpoint.health.stop()
-    await answering.wait_idle(grace_seconds)
+    await drainer.stop()
+    await answering.traffic.wait_idle(grace_seconds)
     if answering.served is not None:
         await asyncio.to_thread(answering.served.engine.stop)
         await asyncio.to_thread(answering.served.forms.close)
