@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TRITON := $(VENV)/.triton
+TOOLS := $(VENV)/.tools
 COMPILED := .compiled
 # Test files run side by side, each whole in one process: its tests share the services that it starts.
 WORKERS ?= 2
@@ -25,10 +26,16 @@ $(TRITON): constraints.txt | $(STAMP)
 		$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps triton
 	touch $@
 
+# What the chart's tests need: helm 3 and 4, kubectl, and the schemas of Kubernetes, 270 MB.
+$(TOOLS): constraints.txt tests/helm/install_tools.py | $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt kubernetes-validate
+	$(BIN)/python -m tests.helm.install_tools
+	touch $@
+
 run: $(STAMP)
 	$(BIN)/octavo up --demo $(if $(ONCE),--once)
 
-test: lint $(TRITON)
+test: lint $(TRITON) $(TOOLS)
 	$(BIN)/python $(PYTEST)
 
 # The books compiled with mypyc, in a directory of their own, under the same tests.
