@@ -21,7 +21,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 PYTHON = "3.11"
-"""The Python of the base image. Wheels of others are in the locks too, but what is installed is decided for this one."""
+"""The Python of the base image."""
 MACHINES = ("x86_64", "aarch64")
 CUDA = ("cuda-", "nvidia-", "triton")
 """What torch brings along for a GPU only, by the beginning of the name."""
