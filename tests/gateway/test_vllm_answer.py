@@ -18,7 +18,7 @@ from tests.gateway.needed import need
 
 need("smg_grpc_proto")
 
-from services.vllm_answer import VllmAnswer
+from services.vllm_answer import VllmAnswer  # noqa: E402
 
 STOP = StopConditions(stop_token_ids=frozenset({9}))
 REQUEST = GenerateRequest("r", (5, 6, 7), stop=STOP, num_choices=2)
