@@ -57,6 +57,8 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/buf lint protos
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python -m helm.values_schema --check
+	$(BIN)/python -m helm.values_table --check
 
 protos: $(STAMP)
 	$(BIN)/python protos/generate.py
