@@ -132,13 +132,17 @@ def _probe_faults(container: Json, probe: str) -> Iterator[str]:
 
 
 def listening(container: Json) -> set[int]:
-    """The TCP ports that a container of ours listens on, on all addresses, by its arguments."""
-    addresses = (value for name, value in options(command_line(container)).items() if name.endswith("-address"))
+    """The TCP ports that a container listens on, on all addresses, by its arguments."""
+    words = command_line(container)
+    given = options(words)
+    if words[0] == "smg":
+        return {int(given[name]) for name in ("port", "health-check-port", "prometheus-port") if name in given}
+    addresses = (value for name, value in given.items() if name.endswith("-address"))
     return {int(found[1]) for address in addresses if (found := re.fullmatch(r"0\.0\.0\.0:(\d+)", address))}
 
 
 def container_port_faults(manifests: Manifests) -> Iterator[str]:
-    """A service of ours listens on exactly the ports that its container declares; names and numbers are unique."""
+    """Each container listens on exactly the ports that it declares; names and numbers are unique."""
     for pod in manifests.pods:
         declared = [port for each in pod.containers for port in each.get("ports") or []]
         for key in ("name", "containerPort"):
@@ -148,7 +152,6 @@ def container_port_faults(manifests: Manifests) -> Iterator[str]:
         for port in declared:
             if len(port["name"]) > 15:
                 yield f"{pod.name}: the name of port {port['name']} has more than 15 characters."
-    for pod in manifests.octavo_pods:
         for container in pod.containers:
             ports = {port["containerPort"] for port in container.get("ports") or []}
             for port in ports ^ listening(container):

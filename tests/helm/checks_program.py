@@ -108,16 +108,18 @@ def _pre_stops(container: Json) -> list[list[str]]:
 def time_faults(manifests: Manifests) -> Iterator[str]:
     """The pod has more time than its preStop hook and both services take, one after the other."""
     for pod in manifests.octavo_pods:
-        hooks = _pre_stops(pod.container("model-runner"))
-        if not hooks:
+        runner, manager = pod.container("model-runner"), pod.container("kv-manager")
+        steps = [(words, ("lame-duck-seconds", "drain-seconds")) for words in _pre_stops(runner)]
+        if not steps:
             yield f"{pod.name}: nothing drains the runner (preStop)."
-        drains = [float(options(words)[name]) for words in hooks for name in ("lame-duck-seconds", "drain-seconds")]
-        graces = [
-            float(options(command_line(pod.container(name)))["grace-seconds"])
-            for name in ("model-runner", "kv-manager")
-        ]
+        steps += [(command_line(each), ("grace-seconds",)) for each in (runner, manager)]
+        needed = 0.0
+        for words, names in steps:
+            for name in names:
+                if name not in options(words):
+                    yield f"{pod.name}: {' '.join(words[:2])} has no --{name}."
+                needed += float(options(words).get(name, 0))
         given = pod.spec.get("terminationGracePeriodSeconds", 30)
-        needed = sum(drains) + sum(graces)
         if given <= needed:
             yield f"{pod.name}: terminationGracePeriodSeconds is {given}, and stopping takes up to {needed:g}."
 

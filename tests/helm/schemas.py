@@ -15,7 +15,6 @@ from typing import Any
 
 from tests.required import require_module
 
-KUBERNETES_VERSIONS = ("1.29", "1.33", "1.37")
 Json = dict[str, Any]
 
 

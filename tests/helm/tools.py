@@ -12,6 +12,8 @@ from tests.required import TOOLS, require
 CHART = Path(__file__).parents[2] / "helm" / "octavo"
 HelmVersion = Literal["3", "4"]
 HELM_VERSIONS: tuple[HelmVersion, ...] = ("3", "4")
+KUBERNETES_VERSIONS = ("1.29", "1.33", "1.37")
+"""The oldest that the chart takes, one in the middle, and the newest that there are schemas of."""
 PATIENCE_SECONDS = 300
 
 _HELM = {"3": "helm-3.17.2", "4": "helm-4.3.1"}
