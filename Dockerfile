@@ -1,5 +1,5 @@
-# Two images of one source: `--target kv-manager` (the books; no torch) and `--target model-runner` (the engine).
-# `make image` builds both. docs/operations.md says which arguments there are and why there is no HEALTHCHECK.
+# Two images of one source: `--target kv-manager` (the books; no torch) and `--target model-runner` (the engine); `make image`
+# builds both. `--target gateway` is smg, for the chart's gateway. docs/operations.md says why there is no HEALTHCHECK.
 
 # A Debian with Python 3.11, for which the locks were made. With Python from Debian's own packages, whose headers are a
 # package too: --build-arg BUILD_PACKAGES="g++ python3-dev" --build-arg GPU_PACKAGES="gcc libc6-dev python3-dev".
@@ -65,6 +65,14 @@ RUN /opt/octavo/bin/python3 -c \
         'import sysconfig; open(sysconfig.get_path("purelib") + "/app.pth", "w").write("/opt/app")' \
     && python3 -m compileall -q -x py312_intrinsics --invalidation-mode unchecked-hash /opt/octavo/lib
 
+FROM tools AS gateway-packages
+COPY docker/gateway.lock docker/
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python3 -m venv --without-pip /opt/octavo \
+    && /opt/build/bin/pip --python /opt/octavo/bin/python3 install --require-hashes --only-binary :all: \
+        -r docker/gateway.lock \
+    && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/octavo/lib
+
 # --- What runs: no compiler, no pip of ours, no shell in the entry point, nothing that must be written but /tmp and
 # /run/octavo. Probes are the kubelet's, by gRPC, which an image cannot ask for.
 FROM ${BASE_IMAGE} AS runtime
@@ -129,6 +137,24 @@ ARG CREATED=unknown
 ARG SOURCE=unknown
 LABEL org.opencontainers.image.title="Octavo model runner" \
       org.opencontainers.image.description="Serves language models from a paged KV cache" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}"
+
+FROM runtime AS gateway
+COPY --from=gateway-packages /opt/octavo /opt/octavo
+EXPOSE 30000 30001 29000
+ENTRYPOINT ["smg"]
+CMD ["--help"]
+ARG BASE_IMAGE
+ARG VERSION=0.0.0
+ARG REVISION=unknown
+ARG CREATED=unknown
+ARG SOURCE=unknown
+LABEL org.opencontainers.image.title="Octavo gateway" \
+      org.opencontainers.image.description="smg: an OpenAI-compatible HTTP API in front of Octavo" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.created="${CREATED}" \
