@@ -1,6 +1,5 @@
-# Two images of one source: `--target kv-manager` (the books; no torch) and `--target model-runner` (the engine). A third,
-# `--target gateway`, is smg alone, in the version that the tests run with.
-# `make image` builds both. docs/operations.md says which arguments there are and why there is no HEALTHCHECK.
+# Two images of one source: `--target kv-manager` (the books; no torch) and `--target model-runner` (the engine); `make image`
+# builds both. `--target gateway` is smg, for the chart's gateway. docs/operations.md says why there is no HEALTHCHECK.
 
 # A Debian with Python 3.11, for which the locks were made. With Python from Debian's own packages, whose headers are a
 # package too: --build-arg BUILD_PACKAGES="g++ python3-dev" --build-arg GPU_PACKAGES="gcc libc6-dev python3-dev".
@@ -146,16 +145,16 @@ LABEL org.opencontainers.image.title="Octavo model runner" \
 
 FROM runtime AS gateway
 COPY --from=gateway-packages /opt/octavo /opt/octavo
-EXPOSE 29000 30000 30001
+EXPOSE 30000 30001 29000
 ENTRYPOINT ["smg"]
-CMD ["launch", "--host=0.0.0.0", "--health-check-port=30001", "--log-json"]
+CMD ["--help"]
 ARG BASE_IMAGE
 ARG VERSION=0.0.0
 ARG REVISION=unknown
 ARG CREATED=unknown
 ARG SOURCE=unknown
-LABEL org.opencontainers.image.title="Gateway of Octavo" \
-      org.opencontainers.image.description="smg, the Shepherd Model Gateway: OpenAI's HTTP API in front of Octavo's pods" \
+LABEL org.opencontainers.image.title="Octavo gateway" \
+      org.opencontainers.image.description="smg: an OpenAI-compatible HTTP API in front of Octavo" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.created="${CREATED}" \

@@ -53,9 +53,10 @@ $(COMPILED): $(STAMP) setup.py $(wildcard kvmanager/*.py)
 		--no-deps --target $@/site .
 	cp -r tests bench docs pyproject.toml $@
 
-# The two images, with podman, docker or buildah: make image [ACCELERATOR=gpu] [BASE_IMAGE=...]; docker/build has the rest.
+# Images, with podman, docker or buildah: make image [IMAGES=gateway] [ACCELERATOR=gpu]; docker/build has the rest.
+IMAGES ?= kv-manager model-runner
 image:
-	docker/build
+	docker/build $(IMAGES)
 
 # Runs the pod of the chart's default values with podman, on the images of `make image`.
 image-test: $(TOOLS)

@@ -1,7 +1,8 @@
 """What the rendered chart says to the programs: flags, variables, addresses and times."""
 
-from __future__ import ast
+from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 LABELS = ("title", "description", "version", "revision", "created", "source", "base.name")
+TARGETS = ("kv-manager", "model-runner", "gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +44,22 @@ def read_stages(accelerator: str) -> dict[str, Stage]:
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "gpu"])
-@pytest.mark.parametrize("target", ["kv-manager", "model-runner"])
-def test_an_image_runs_as_nobody_in_particular_and_is_its_command(target: str, accelerator: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "entry", "command"),
+    [("kv-manager", "octavo", "kv-manager"), ("model-runner", "octavo", "model-runner"), ("gateway", "smg", "--help")],
+)
+def test_an_image_runs_as_nobody_in_particular_and_is_its_command(
+    target: str, entry: str, command: str, accelerator: str
+) -> None:
     stage = read_stages(accelerator)[target]
     assert stage.last("USER") == "10001:10001"
-    assert json.loads(stage.last("ENTRYPOINT")) == ["octavo"]
-    assert json.loads(stage.last("CMD"))[0] == target
+    assert json.loads(stage.last("ENTRYPOINT")) == [entry]
+    assert json.loads(stage.last("CMD"))[0] == command
     assert stage.last("STOPSIGNAL") == "SIGTERM"
     assert "HEALTHCHECK" not in dict(stage.all)
 
 
-def test_the_gateways_image_is_smg_and_nobody_either() -> None:
-    stage = read_stages("cpu")["gateway"]
-    assert stage.last("USER") == "10001:10001"
-    assert json.loads(stage.last("ENTRYPOINT")) == ["smg"]
-    assert json.loads(stage.last("CMD"))[0] == "launch"
-
-
-@pytest.mark.parametrize("target", ["kv-manager", "model-runner", "gateway"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_an_image_says_what_it_is(target: str) -> None:
     own = read_stages("cpu")[target].own
     [said] = (value for name, value in own if name == "LABEL")
@@ -71,7 +71,7 @@ def test_an_image_says_what_it_is(target: str) -> None:
 
 def test_a_compiler_is_in_no_image_but_the_one_for_gpus() -> None:
     for accelerator in ("cpu", "gpu"):
-        for target in ("kv-manager", "model-runner", "gateway"):
+        for target in TARGETS:
             steps = read_stages(accelerator)[target].all
             installs = [value for name, value in steps if name == "RUN" and "apt-get install" in value]
             assert len(installs) == (1 if (target, accelerator) == ("model-runner", "gpu") else 0)
@@ -87,6 +87,18 @@ def test_all_that_is_copied_is_let_in() -> None:
         pattern = "docker/*.lock" if source.endswith(".lock") else source
         assert pattern in let_in, source
         assert "$" in source or (ROOT / source).exists(), source
+
+
+def test_the_chart_asks_for_these_images() -> None:
+    """docker/build names an image IMAGE_PREFIX/TARGET, and model-runner-gpu with ACCELERATOR=gpu."""
+    chart = ROOT / "helm" / "octavo"
+    values, gpu = (yaml.safe_load((chart / name).read_text()) for name in ("values.yaml", "values-gpu.yaml"))
+    asked = {values["image"]["runner"]["repository"], values["image"]["kvManager"]["repository"]}
+    assert asked == {"octavo/model-runner", "octavo/kv-manager"}
+    assert values["gateway"]["image"]["repository"] == "octavo/gateway"
+    assert gpu["image"]["runner"]["repository"] == "octavo/model-runner-gpu"
+    assert {"kv-manager", "model-runner", "gateway"} == set(TARGETS) <= set(read_stages("cpu"))
+    assert f"{values['image']['registry']}/octavo" in (ROOT / "docker" / "build").read_text()
 
 
 def test_every_package_of_the_wheel_is_copied() -> None:

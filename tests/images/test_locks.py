@@ -72,8 +72,16 @@ def closure(needs: Iterable[str]) -> dict[str, list[Requirement]]:
 
 
 def runner_needs() -> list[str]:
-    gateway = [each for each in EXTRAS.get("gateway", []) if Requirement(each).name == "smg-grpc-proto"]
-    return [*PROJECT["project"]["dependencies"], *EXTRAS["runner"], *EXTRAS["structured"], *gateway]
+    return [
+        *PROJECT["project"]["dependencies"],
+        *EXTRAS["runner"],
+        *EXTRAS["structured"],
+        *of_gateway("smg-grpc-proto"),
+    ]
+
+
+def of_gateway(name: str) -> list[str]:
+    return [each for each in EXTRAS["gateway"] if Requirement(each).name == name]
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -93,7 +101,7 @@ def test_each_package_has_hashes_and_the_version_that_is_tested(name: str) -> No
     [
         ("kv-manager", PROJECT["project"]["dependencies"]),
         ("model-runner-cpu", runner_needs()),
-        ("gateway", [each for each in EXTRAS["gateway"] if Requirement(each).name == "smg"]),
+        ("gateway", of_gateway("smg")),
     ],
 )
 def test_a_lock_has_all_that_is_needed_and_nothing_else(name: str, needs: list[str]) -> None:
