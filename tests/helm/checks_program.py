@@ -40,8 +40,21 @@ def _flag_faults(words: list[str]) -> Iterator[str]:
     elif program in FOREIGN:
         for flag in sorted({f"--{name}" for name in options(rest)} - flags_of(*FOREIGN[program])):
             yield f"{program} has no option {flag}."
+    elif program == "python3":
+        yield from _script_faults(rest)
     else:
         yield f"{program} is no program of the images."
+
+
+def _script_faults(words: list[str]) -> Iterator[str]:
+    """Of `python3 -c SCRIPT`."""
+    if words[:1] != ["-c"]:
+        yield "python3 is given no script."
+        return
+    try:
+        compile(words[1], "script", "exec")
+    except SyntaxError as error:
+        yield f"The script is no Python: {error.msg} in line {error.lineno}."
 
 
 def variable_faults(manifests: Manifests) -> Iterator[str]:
