@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -47,14 +48,15 @@ def _flag_faults(words: list[str]) -> Iterator[str]:
 
 
 def _script_faults(words: list[str]) -> Iterator[str]:
-    """Of `python3 -c SCRIPT`."""
-    if words[:1] != ["-c"]:
-        yield "python3 is given no script."
-        return
+    """A script on the command line is one that Python can read."""
     try:
-        compile(words[1], "script", "exec")
-    except SyntaxError as error:
-        yield f"The script is no Python: {error.msg} in line {error.lineno}."
+        option, script = words
+        ast.parse(script)
+    except (ValueError, SyntaxError) as error:
+        yield f"python3: {error}"
+    else:
+        if option != "-c":
+            yield f"python3 has {option}, not -c."
 
 
 def variable_faults(manifests: Manifests) -> Iterator[str]:
