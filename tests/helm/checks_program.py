@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -40,8 +41,22 @@ def _flag_faults(words: list[str]) -> Iterator[str]:
     elif program in FOREIGN:
         for flag in sorted({f"--{name}" for name in options(rest)} - flags_of(*FOREIGN[program])):
             yield f"{program} has no option {flag}."
+    elif program == "python3":
+        yield from _script_faults(rest)
     else:
         yield f"{program} is no program of the images."
+
+
+def _script_faults(words: list[str]) -> Iterator[str]:
+    """A script on the command line is one that Python can read."""
+    try:
+        option, script = words
+        ast.parse(script)
+    except (ValueError, SyntaxError) as error:
+        yield f"python3: {error}"
+    else:
+        if option != "-c":
+            yield f"python3 has {option}, not -c."
 
 
 def variable_faults(manifests: Manifests) -> Iterator[str]:

@@ -131,4 +131,13 @@ def container_faults(manifests: Manifests) -> Iterator[str]:
                 yield f"{pod.name}: {container['name']} has the image {container['image']}, which may change."
 
 
-REFERENCE_CHECKS = (volume_faults, object_faults, container_faults)
+def hook_faults(manifests: Manifests) -> Iterator[str]:
+    """A hook's object that has done its work goes: an uninstallation leaves hooks where they are."""
+    for item in manifests.objects:
+        annotations = item["metadata"].get("annotations") or {}
+        policies = annotations.get("helm.sh/hook-delete-policy", "").split(",")
+        if "helm.sh/hook" in annotations and not {"before-hook-creation", "hook-succeeded"} <= set(policies):
+            yield f"{item['kind']} {item['metadata']['name']}, a hook, is left behind."
+
+
+REFERENCE_CHECKS = (volume_faults, object_faults, container_faults, hook_faults)

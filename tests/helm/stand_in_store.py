@@ -188,7 +188,8 @@ def settle(item: Json) -> None:
     elif kind == "ReplicaSet":
         counts = dict.fromkeys(("replicas", "readyReplicas", "availableReplicas"), spec["replicas"])
         item["status"] = {"observedGeneration": generation} | counts
-    elif kind == "Pod":
+    elif kind == "Pod" and "podIP" not in (item.get("status") or {}):
+        # One that has an address is run by somebody, who says how it is.
         ready = {"type": "Ready", "status": "False", "reason": "PodCompleted"}
         item["status"] = {"phase": "Succeeded", "conditions": [ready], "containerStatuses": []}
     elif kind == "Job":

@@ -126,6 +126,8 @@ CROSS_FAULTS: list[tuple[Break, str]] = [
     (argument("--log-format", "--log-format=xml"), "--log-format"),
     (argument("model-runner", "modelrunner"), "No such command: modelrunner"),
     (in_container("command", ["bash", "-c"]), "bash is no program"),
+    (lambda objects: container(objects).update(command=["python3", "-c"], args=["print('"]), "python3: unterminated"),
+    (lambda objects: container(objects).update(command=["python3"], args=["run", "1"]), "python3 has run, not -c"),
     (in_container("lifecycle", {"preStop": {"exec": {"command": ["octavo", "drain", "--seconds=3"]}}}), "--seconds"),
     (argument("--grace-seconds", "--log-level=info"), "has no --grace-seconds"),
     (in_container("env", [{"name": "OCTAVO_LOG_FROMAT", "value": "json"}]), "no program reads OCTAVO_LOG_FROMAT"),
@@ -160,6 +162,7 @@ CROSS_FAULTS: list[tuple[Break, str]] = [
     (in_container("resources", {"requests": {"cpu": 1, "memory": 1}}), "has no memory limit"),
     (in_container("image", "localhost:5000/octavo:latest"), "which may change"),
     (in_container("image", "localhost:5000/octavo"), "which may change"),
+    (drop("Pod", "metadata", "annotations", "helm.sh/hook-delete-policy"), "a hook, is left behind"),
 ]
 
 

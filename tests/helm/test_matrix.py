@@ -11,7 +11,6 @@ from tests.helm.checks_references import REFERENCE_CHECKS, missing_references
 from tests.helm.custom_resources import custom_faults
 from tests.helm.manifests import Manifests
 from tests.helm.pod_security import restricted_faults
-from tests.helm.program import refusal
 from tests.helm.schemas import has_schema, strict_faults
 
 CROSS_CHECKS = (*NETWORK_CHECKS, *PROGRAM_CHECKS, *REFERENCE_CHECKS)
@@ -41,8 +40,6 @@ def test_every_pod_is_restricted(name: str, kubernetes: str) -> None:
 @pytest.mark.parametrize(("name", "kubernetes"), matrix())
 def test_all_fits_together(name: str, kubernetes: str) -> None:
     manifests = rendered(name, kubernetes)
-    if "gateway" in name and refusal(["model-runner", "--vllm-grpc"]):
-        pytest.skip("This model runner does not serve a gateway.")
     assert [fault for check in CROSS_CHECKS for fault in check(manifests)] == []
     assert list(missing_references(manifests, CASES[name].outside)) == []
     assert len(manifests.octavo_pods) == 1
