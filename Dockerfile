@@ -90,22 +90,6 @@ USER 10001:10001
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["octavo"]
 
-FROM runtime AS runner-on-cpu
-
-# Triton compiles a small C library at run time, and needs a compiler for it, headers, and a place to keep what it made. The
-# libraries of CUDA come with torch, the driver from the NVIDIA container toolkit.
-FROM runtime AS runner-on-gpu
-ARG GPU_PACKAGES="gcc libc6-dev"
-USER 0:0
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ${GPU_PACKAGES} \
-    && rm -rf /var/lib/apt/lists/*
-USER 10001:10001
-ENV NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    TRITON_CACHE_DIR=/tmp/triton \
-    CC=gcc
-
 FROM runtime AS kv-manager
 COPY --from=kv-manager-packages /opt/octavo /opt/octavo
 COPY --from=octavo /opt/app /opt/app
@@ -124,7 +108,21 @@ LABEL org.opencontainers.image.title="Octavo KV manager" \
       org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.base.name="${BASE_IMAGE}"
 
-FROM runner-on-${ACCELERATOR} AS model-runner
+FROM runtime AS model-runner
+ARG ACCELERATOR
+ARG GPU_PACKAGES="gcc libc6-dev"
+# Triton compiles a small C library at run time, and needs a compiler, headers, and a place to keep what it made. The
+# libraries of CUDA come with torch, the driver from the NVIDIA container toolkit, which is told by who starts the container
+# which GPUs to show.
+USER 0:0
+RUN if [ "${ACCELERATOR}" = gpu ]; then \
+        apt-get update \
+        && apt-get install --yes --no-install-recommends ${GPU_PACKAGES} \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi
+USER 10001:10001
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    TRITON_CACHE_DIR=/tmp/triton
 COPY --from=model-runner-packages /opt/octavo /opt/octavo
 COPY --from=octavo /opt/app /opt/app
 EXPOSE 50051 50052 9402
