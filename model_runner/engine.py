@@ -45,6 +45,7 @@ from model_runner.scheduler import Scheduler
 from model_runner.sequence import LiveRequest
 from model_runner.sequence import Sequence as LiveSequence
 from model_runner.step_clock import StepClock
+from model_runner.step_plan import StepPlan
 from model_runner.steps import InlineSteps, Steps, WorkerSteps
 from model_runner.timed_books import TimedBooks
 from model_runner.token_text import Tokenizer
@@ -262,12 +263,20 @@ class Engine:
         self._clock.lap("schedule")
         if plan.work:
             self._intake.note_admissions([work.sequence.live for work in plan.work], started)
-            self._flights.launch(plan)
+            self._launch(plan)
         if flying:
             self._land()
         if self._flights.must_land:
             self._land()
         return flying or bool(plan.work)
+
+    def _launch(self, plan: StepPlan) -> None:
+        try:
+            self._flights.launch(plan)
+        except Exception:
+            # The step before is sound, and may end some whom this one's failure would end otherwise.
+            self._ground()
+            raise
 
     def _land(self) -> None:
         """Waits for the first step in flight, and takes and delivers what it brings."""

@@ -17,6 +17,7 @@ from model_runner import native
 from model_runner.attention import AttentionBackend
 from model_runner.books import PoolFacts
 from model_runner.decode_graphs import DecodeGraphs
+from model_runner.device_copies import CudaLane
 from model_runner.engine_types import EngineOptions
 from model_runner.errors import ModelLoadError
 from model_runner.executor import TorchExecutor
@@ -25,6 +26,8 @@ from model_runner.loading import KV_DTYPES, LoadedModel, demo_model_path, load_m
 from model_runner.models.decoder import Decoder
 from model_runner.models.native import NativeDecoder
 from model_runner.scheduler import SchedulerLimits
+from model_runner.steps import InlineSteps, Steps, WorkerSteps
+from model_runner.stream_steps import StreamSteps
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import Limits
 from model_runner.waiting_line import SchedulingPolicy
@@ -51,6 +54,13 @@ class Setup:
     @property
     def tokenizer(self) -> Tokenizer:
         return self.loaded.tokenizer
+
+    def steps(self) -> Steps:
+        """Where steps run: on the engine's thread, or beside it."""
+        device = self.backend.shape.device
+        if not self.options.async_steps:
+            return InlineSteps(self.executor)
+        return StreamSteps(self.executor, CudaLane(device)) if device.type == "cuda" else WorkerSteps(self.executor)
 
     def form_compiler(self) -> FormCompiler:
         """What makes constraints of structured_output."""

@@ -178,7 +178,14 @@ async def _serve(
     meter = LoadMeter()
     observer = metrics if vllm is None else Observers(metrics, meter)
     engine = Engine(
-        setup.executor, books, setup.tokenizer, setup.options, answering.streams.deliver, readiness.listen, observer
+        setup.executor,
+        books,
+        setup.tokenizer,
+        setup.options,
+        answering.streams.deliver,
+        readiness.listen,
+        observer,
+        setup.steps(),
     )
     facts = setup.describe(settings.pool_id)
     if settings.vllm_metric_names:

@@ -15,6 +15,7 @@ from kvmanager import KvManager
 from model_runner.engine_types import EngineState, Failure, FailureKind, QueueFull
 from model_runner.request import FinishReason, SamplingParams
 from tests.model_runner.engine_harness import PATIENCE_SECONDS, Harness
+from tests.model_runner.step_modes import StepMode, in_mode
 from tests.model_runner.test_engine import UnreliableBooks, run_out_of_memory
 from tests.model_runner.toy_model import answer
 
@@ -25,8 +26,15 @@ STEPS = 4 + TOKENS - 1
 """Of PROMPT in chunks of 3, and TOKENS of the answer, alone."""
 
 
+@pytest.fixture(autouse=True, params=[StepMode.SYNC, StepMode.AHEAD], ids=lambda mode: mode.value)
+def mode(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything happens with one step at a time, and with the next one planned while the last is in flight."""
+    with in_mode(request.param):
+        yield
+
+
 @pytest.fixture
-def harness() -> Iterator[Harness]:
+def harness(mode: None) -> Iterator[Harness]:
     """Beside the request that is looked at another one runs to its end; then nothing is held."""
     with Harness(prefill_chunk_tokens=3) as harness:
         yield harness

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from model_runner.steps import InlineSteps, WorkerSteps
 from services.config import ModelRunnerSettings
 from services.errors import StartupError
 from services.model_setup import set_up_model
@@ -111,3 +112,23 @@ def test_an_unknown_backend_is_one_sentence() -> None:
 def test_graphs_need_a_gpu() -> None:
     with pytest.raises(StartupError, match=r"^--cuda-graphs cannot be had for \w+ attention on cpu\.$"):
         set_up_model(settings(cuda_graphs=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "guesses", "line"),
+    [
+        ("auto", 0, "off"),
+        ("on", 0, "on"),
+        ("off", 0, "off"),
+        ("auto", 4, "off"),
+        ("on", 4, "off: guesses need the tokens before them"),
+    ],
+)
+def test_a_start_says_whether_steps_are_planned_ahead(
+    given: str, guesses: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a CPU; on a GPU auto is on."""
+    setup = set_up_model(settings(async_steps=given, speculative_tokens=guesses))
+    assert setup.options.async_steps is (line == "on")
+    assert isinstance(setup.steps(), WorkerSteps if line == "on" else InlineSteps)
+    assert f"async steps: {line}\n" in capsys.readouterr().err

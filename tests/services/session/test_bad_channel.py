@@ -12,6 +12,7 @@ from model_runner.engine_types import EngineState
 from model_runner.request import BeamSearch
 from services.cache_options import CacheOptions
 from tests.model_runner.naive_beams import naive_search
+from tests.model_runner.step_modes import StepMode, in_mode
 from tests.model_runner.toy_model import Model, answer, habitual_logits, next_logits
 from tests.services.session.bad_channel import FakeClock, FakeServer, Faults
 from tests.services.session.stepped_engine import Bench
@@ -104,6 +105,13 @@ def test_beam_searches_over_a_rough_channel(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_nothing_is_lost_and_nothing_is_wrong(seed: int, index: IndexKind) -> None:
     check_answers(seed, index, next_logits)
+
+
+@pytest.mark.parametrize("index", [IndexKind.HASH, IndexKind.RADIX])
+@pytest.mark.parametrize("seed", range(8, 12))
+def test_nor_while_steps_are_planned_ahead(seed: int, index: IndexKind) -> None:
+    with in_mode(StepMode.AHEAD):
+        check_answers(seed, index, next_logits)
 
 
 @pytest.mark.parametrize("seed", range(8))
