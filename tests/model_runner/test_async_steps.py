@@ -14,12 +14,14 @@ import pytest
 
 from kvmanager import KvManager
 from model_runner.books import SequenceUpdate
-from model_runner.engine_types import Failure
+from model_runner.engine_types import Failure, FailureKind
 from model_runner.request import BeamSearch, Chunk, FinishReason, GenerateRequest, SamplingParams, StopConditions
 from model_runner.steps import InlineSteps, Launched, StepOrder, StepResult, Steps, WorkerSteps
 from services.books_inprocess import InProcessBooks
 from tests.model_runner.engine_harness import Harness
 from tests.model_runner.step_modes import StepMode, in_mode
+from tests.model_runner.test_engine import run_out_of_memory
+from tests.model_runner.toy_model import answer
 
 PROMPT = random.Random(1).choices(range(40), k=10)
 DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
@@ -279,3 +281,69 @@ def test_the_drawn_loads_show_something() -> None:
     ends = [reason for each in played for reason, _ in each.recorder.finished]
     assert {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT} <= set(ends)
     assert sum(each.recorder.preemptions for each in played) > 3
+
+
+class TestInVain:
+    """The toy's answer to PROMPT; what is computed behind its end."""
+
+    def computed(self, mode: StepMode, **options) -> Turned:
+        with Turned(mode) as turned:
+            turned.submit("a", PROMPT, **options)
+            turned.until_idle()
+            self.cached_blocks = turned.pool.occupancy().cached_blocks
+        return turned
+
+    @pytest.mark.parametrize("mode", StepMode)
+    @pytest.mark.parametrize("count", [1, 2, 7])
+    def test_nothing_behind_a_certain_end(self, mode: StepMode, count: int) -> None:
+        turned = self.computed(mode, max_tokens=count)
+        assert turned.tokens("a") == answer(PROMPT, count)
+        assert turned.executor.computed_tokens == len(PROMPT) + count - 1
+
+    @pytest.mark.parametrize("mode", StepMode)
+    def test_nothing_behind_the_longest_sequence(self, mode: StepMode) -> None:
+        with Turned(mode, max_model_tokens=20) as turned:
+            turned.submit("a", PROMPT, None)
+            turned.until_idle()
+        assert turned.tokens("a") == answer(PROMPT, 11)
+        assert turned.executor.computed_tokens == 20
+
+    @pytest.mark.parametrize("mode", StepMode)
+    def test_one_token_behind_an_end_that_comes_unawares(self, mode: StepMode) -> None:
+        tokens = answer(PROMPT, 12)
+        last = next(place for place in range(3, 12) if tokens.index(tokens[place]) == place)
+        turned = self.computed(mode, max_tokens=30, stop_token_ids=[tokens[last]])
+        assert turned.tokens("a") == tokens[: last + 1]
+        assert turned.last("a").finish_reason is FinishReason.STOP
+        assert turned.executor.computed_tokens == len(PROMPT) + last + mode.is_async
+        # What was computed in vain is not in the cache: the last token has no K/V, as ever.
+        assert self.cached_blocks == (len(PROMPT) + last) // 4
+
+
+def test_a_prompt_that_fills_its_blocks_sits_one_step_out() -> None:
+    """It has promised them, and may not ask for the next one before they are computed."""
+    with Turned(StepMode.AHEAD) as turned:
+        turned.submit("a", PROMPT[:8], 4)
+        turned.submit("b", PROMPT[::-1][:7], 4)
+        turned.until_idle()
+    assert turned.tokens("a") == answer(PROMPT[:8], 4)
+    assert turned.tokens("b") == answer(PROMPT[::-1][:7], 4)
+    assert turned.executor.steps == [[8, 7], [1], [1, 1], [1, 1], [1]]
+
+
+@pytest.mark.parametrize("mode", [StepMode.AHEAD, StepMode.WORKER])
+def test_a_step_that_fails_ends_its_requests_and_what_ended_before_is_told(mode: StepMode) -> None:
+    """The first request has its last token in the step before the one that fails."""
+    with Turned(mode) as turned:
+        turned.submit("ended", PROMPT, 3)
+        turned.submit("fails", PROMPT[::-1], 9)
+        turned.executor.before_step[3] = run_out_of_memory
+        turned.until_idle()
+        assert turned.tokens("ended") == answer(PROMPT, 3)
+        *chunks, failure = turned.items("fails")
+        assert isinstance(failure, Failure)
+        assert failure.kind is FailureKind.ENGINE
+        assert [token for chunk in chunks for token in chunk.token_ids] == answer(PROMPT[::-1], 3)
+        turned.submit("after", PROMPT, 5)
+        turned.until_idle()
+        assert turned.tokens("after") == answer(PROMPT, 5)
