@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass
 
 MAX_UNIX_PATH_BYTES = 107
@@ -38,7 +39,7 @@ Address = TcpAddress | UnixAddress
 def parse_address(text: str) -> Address:
     """Reads 'host:port', '[ipv6]:port', 'unix:/path' or 'unix:///path'; ValueError with a sentence otherwise."""
     if text.startswith("unix:"):
-        return UnixAddress(_unix_path(text))
+        return parse_unix_address(text)
     return parse_tcp_address(text)
 
 
@@ -53,6 +54,13 @@ def parse_tcp_address(text: str) -> TcpAddress:
     return TcpAddress(match["host"].strip("[]"), port)
 
 
+def parse_unix_address(text: str) -> UnixAddress:
+    """Reads 'unix:/path' or 'unix:///path'; ValueError with a sentence otherwise."""
+    if not text.startswith("unix:"):
+        raise ValueError(f"{text!r} is no Unix socket: it must look like unix:/run/octavo/admin.sock.")
+    return UnixAddress(_unix_path(text))
+
+
 def _unix_path(text: str) -> str:
     path = text.removeprefix("unix:")
     if path.startswith("//"):
@@ -65,3 +73,10 @@ def _unix_path(text: str) -> str:
             f"The socket path {path!r} has {size} bytes, and a Unix socket takes {MAX_UNIX_PATH_BYTES} at most."
         )
     return path
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody has at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -31,7 +31,15 @@ _COLLECT_AFTER = (50_000, 20, 20)
 """Objects made before garbage is looked for, and how much more seldom it is among the older ones. The books have no
 cycles, so there is little to find, and a look at all of a large pool's takes a tenth of a second."""
 
-KIND = ServiceKind(KV_SERVICE_NAME, KV_DOMAIN, kv_failure, KV_MAX_RECEIVE_BYTES, "kv_address", "kv_metrics_address")
+KIND = ServiceKind(
+    KV_SERVICE_NAME,
+    KV_DOMAIN,
+    kv_failure,
+    KV_MAX_RECEIVE_BYTES,
+    "kv_address",
+    "kv_metrics_address",
+    "kv_health_address",
+)
 
 
 @dataclass(frozen=True, slots=True)
