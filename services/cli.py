@@ -13,6 +13,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import typer
 
+from services.cli_drain import add_drain_command
 from services.cli_generate import add_generate_command
 from services.cli_kv import add_kv_commands
 from services.cli_soak import add_soak_command
@@ -47,6 +48,7 @@ def octavo(
 add_service_commands(app)
 add_kv_commands(app)
 add_generate_command(app)
+add_drain_command(app)
 add_soak_command(app)
 
 

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from kvmanager.types import MAX_BLOCKS, EvictionKind, HashAlgorithm, IndexKind
-from services.addresses import parse_address, parse_tcp_address
 from services.cache_options import CacheOptions
 from services.channels import ClientTls
-from services.config_values import check_block_size, check_num_blocks, parse_number, parse_optional_bytes
-from services.config_yaml import read_config_file
-from services.errors import StartupError
-from services.grpc_server import ServerTls
-from services.logging import LogFormat, LogLevel
+from services.config_base import (
+    AnyAddress,
+    OctavoSettings,
+    OptionalBytes,
+    TcpAddressText,
+    UnixAddressText,
+    WholeNumber,
+    default_kv_address,
+    load_settings,
+)
+from services.config_server import ProcessSettings, RunnerServerSettings
+from services.config_values import check_block_size, check_num_blocks, parse_number
 from services.reader_limits import MAX_UNREAD, SLOW_READER_SECONDS
 
-ENV_PREFIX = "OCTAVO_"
-CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
+__all__ = [
+    "ClientSettings",
+    "KvManagerSettings",
+    "ModelRunnerSettings",
+    "OctavoSettings",
+    "ProcessSettings",
+    "UpSettings",
+    "default_kv_address",
+    "load_settings",
+]
 
 MIN_LEASE_BLOCKS = 16
 LEASE_SHARE = 16
@@ -30,31 +41,6 @@ LEASE_SHARE = 16
 MAX_SPECULATIVE_TOKENS = 64
 MAX_SPECULATIVE_NGRAM = 16
 
-
-def runtime_dir() -> Path:
-    """Where this user's sockets live: $XDG_RUNTIME_DIR, or a directory of the user's own under the temporary one."""
-    given = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(given) if given else Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}"
-
-
-def default_kv_address() -> str:
-    """The socket on which the KV manager and its clients meet when nobody says otherwise."""
-    return f"unix:{runtime_dir() / 'octavo' / 'kv.sock'}"
-
-
-def _address(text: str) -> str:
-    parse_address(text)
-    return text
-
-
-def _tcp_address(text: str) -> str:
-    parse_tcp_address(text)
-    return text
-
-
-AnyAddress = Annotated[str, AfterValidator(_address)]
-HttpAddress = Annotated[str, AfterValidator(_tcp_address)]
-WholeNumber = Annotated[int, BeforeValidator(parse_number)]
 KvDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"]
 WeightsDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 ActivationsDtype = Literal["auto", "float32", "int8"]
@@ -64,93 +50,25 @@ Eviction = Literal["adaptive", "lru"]
 Scheduling = Literal["fcfs", "priority"]
 
 
-class OctavoSettings(BaseSettings):
-    """What all commands share. Build it with `load_settings`, which makes one sentence of what is wrong."""
-
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, protected_namespaces=()
-    )
-
-    config: Path | None = Field(None, description="YAML file with settings, named as the environment without OCTAVO_.")
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings, env_settings, _FileSource(settings_cls, init_settings))
-
-
-class _FileSource(PydanticBaseSettingsSource):
-    """The YAML file that `config` or OCTAVO_CONFIG names. One file may serve all commands: each takes what it knows."""
-
-    def __init__(self, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource) -> None:
-        super().__init__(settings_cls)
-        self._path = init_settings().get("config")
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        return None, field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        values = file_values(self._path)
-        return {key: value for key, value in values.items() if key in self.settings_cls.model_fields}
-
-
-class ServerTlsFields(OctavoSettings):
-    """TLS of a server."""
-
-    tls_cert: Path | None = Field(None, description="PEM certificate to serve TLS with. Unset: no TLS.")
-    tls_key: Path | None = Field(None, description="PEM private key of --tls-cert.")
-    tls_client_ca: Path | None = Field(None, description="PEM CA that clients' certificates must be signed by (mTLS).")
-
-    def server_tls(self) -> ServerTls | None:
-        """The TLS files of the server; None without TLS. StartupError when one of a pair is missing."""
-        if self.tls_cert is None and self.tls_key is None and self.tls_client_ca is None:
-            return None
-        if self.tls_cert is None or self.tls_key is None:
-            raise StartupError("TLS needs both --tls-cert and --tls-key.")
-        return ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
-
-
-class ProcessSettings(ServerTlsFields):
-    """What both services share."""
-
-    kv_address: AnyAddress = Field(
-        default_factory=default_kv_address,
-        description="Where the KV manager listens: unix:/path or host:port.",
-        json_schema_extra={"shown_default": "unix:$XDG_RUNTIME_DIR/octavo/kv.sock"},
-    )
-    log_level: LogLevel = Field("info", description="The least severe log line that is written.")
-    log_format: LogFormat = Field("console", description="Log lines for people, or one JSON object each.")
-    grace_seconds: float = Field(
-        10, ge=0, le=3600, description="Seconds that calls may go on for after SIGTERM, before they are ended."
-    )
-
-
 class KvManagerSettings(ProcessSettings):
     """The KV manager."""
 
-    kv_metrics_address: HttpAddress = Field(
+    kv_metrics_address: TcpAddressText = Field(
         "127.0.0.1:9401", description="host:port of the KV manager's Prometheus metrics; port 0 takes a free one."
+    )
+    kv_health_address: TcpAddressText | None = Field(
+        None,
+        description="host:port of a second server without TLS that has only grpc.health.v1, for the kubelet's probes.",
+        json_schema_extra={"shown_default": "none"},
     )
     session_silence_seconds: float = Field(
         10, ge=0.1, le=3600, description="Seconds without a word of a runner after which its sequences are ended."
     )
 
 
-class ModelRunnerSettings(ProcessSettings):
+class ModelRunnerSettings(RunnerServerSettings):
     """The model runner."""
 
-    runner_address: AnyAddress = Field(
-        "127.0.0.1:50051", description="Where the model runner listens: host:port or unix:/path."
-    )
-    runner_metrics_address: HttpAddress = Field(
-        "127.0.0.1:9402", description="host:port of the model runner's Prometheus metrics; port 0 takes a free one."
-    )
     pool_id: str = Field(
         "default",
         min_length=1,
@@ -199,7 +117,7 @@ class ModelRunnerSettings(ProcessSettings):
         description=f"Blocks in the cache, the null block included: 2 to {MAX_BLOCKS}.",
         json_schema_extra={"shown_default": "what --kv-cache-memory has room for"},
     )
-    kv_cache_memory: Annotated[int | None, BeforeValidator(parse_optional_bytes)] = Field(
+    kv_cache_memory: OptionalBytes = Field(
         None,
         gt=0,
         description="Memory for K and V, in bytes or with a unit (MiB, GiB); not used with --num-blocks.",
@@ -316,6 +234,15 @@ class ClientSettings(OctavoSettings):
     pool_id: str = Field(
         "default", min_length=1, description="Name of the pool.", json_schema_extra={"options": ["--pool"]}
     )
+    runner_admin_address: UnixAddressText | None = Field(
+        None, description="Socket of the model runner's admin service: unix:/path."
+    )
+    auth_token: SecretStr | None = Field(
+        None, description="Bearer token for the model runner. It has no option: others see a command line."
+    )
+    auth_token_file: Path | None = Field(
+        None, description="File that holds the bearer token for the model runner; OCTAVO_AUTH_TOKEN comes before it."
+    )
     tls_ca: Path | None = Field(None, description="PEM CA of the server's certificate. Unset: no TLS.")
     tls_cert: Path | None = Field(None, description="PEM certificate to show to the server (mTLS).")
     tls_key: Path | None = Field(None, description="PEM private key of --tls-cert.")
@@ -323,51 +250,3 @@ class ClientSettings(OctavoSettings):
     def tls(self) -> ClientTls | None:
         """TLS towards the server; None without."""
         return ClientTls(self.tls_ca, self.tls_cert, self.tls_key) if self.tls_ca else None
-
-
-ALL_SETTINGS: tuple[type[OctavoSettings], ...] = (UpSettings, ClientSettings)
-
-Settings = TypeVar("Settings", bound=OctavoSettings)
-
-
-COMMAND_OPTIONS: set[str] = set()
-"""Options that one command alone has; services.options puts them here."""
-
-
-def known_keys() -> frozenset[str]:
-    """The keys that a YAML file may have: the fields of all settings, and the options of all commands."""
-    fields = frozenset(name for each in ALL_SETTINGS for name in each.model_fields)
-    return (fields | COMMAND_OPTIONS) - {"config"}
-
-
-def file_values(path: Path | str | None) -> dict[str, Any]:
-    """What the YAML file says, by key: the one at `path`, or else the one that OCTAVO_CONFIG names.
-
-    Raises StartupError for a file that cannot be read or has a key that nobody knows.
-    """
-    chosen = path or os.environ.get(CONFIG_ENV)
-    return read_config_file(Path(chosen), known_keys()) if chosen else {}
-
-
-def load_settings(settings_class: type[Settings], given: dict[str, Any] | None = None) -> Settings:
-    """Settings from what the command line gave, the environment, the YAML file and the defaults.
-
-    Raises StartupError with one sentence about the first value that cannot be.
-    """
-    try:
-        return settings_class(**(given or {}))
-    except ValidationError as error:
-        raise StartupError(_sentence(error)) from None
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    name = str(first["loc"][0]) if first["loc"] else "settings"
-    if first["type"] == "value_error":
-        message = str(first["ctx"]["error"])
-    elif first["type"] == "extra_forbidden":
-        return f"There is no setting {name!r}."
-    else:
-        message = f"{first['input']!r} is refused; {first['msg'][:1].lower()}{first['msg'][1:]}"
-    option, variable = f"--{name.replace('_', '-')}", f"{ENV_PREFIX}{name.upper()}"
-    return f"{option} (or {variable}): {message.rstrip('.')}."

@@ -1,12 +1,13 @@
-"""Where a process is reached: its gRPC server with health and reflection, and its metrics, opened and closed as one."""
+"""Where a process is reached: its gRPC servers, health, reflection and metrics, opened and closed as one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
+import structlog
 from prometheus_client import CollectorRegistry
 
 from services.config import ProcessSettings
@@ -15,6 +16,14 @@ from services.grpc_server import bind, create_server, enable_reflection, stop_gr
 from services.health import Health
 from services.metrics import MetricsServer, start_metrics_server
 from services.rpc_interceptor import RpcInterceptor
+
+SMALL_BYTES = 1 << 16
+"""What is enough for the requests of health and admin services."""
+
+LAST_WORDS_SECONDS = 1.0
+"""For answers on their way at the end."""
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,7 @@ class ServiceKind:
     max_receive_bytes: int
     address_field: str
     metrics_field: str
+    health_field: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +47,27 @@ class Endpoint:
     metrics_address: str
     server: grpc.aio.Server
     health: Health
+    _interceptors: tuple[grpc.aio.ServerInterceptor, ...]
     _metrics: MetricsServer
+    _others: list[grpc.aio.Server] = field(default_factory=list)
+
+    async def serve_also(self, address: str, add_servicer: Callable[[grpc.aio.Server], None]) -> str:
+        """Serves something at a further address, without TLS, until the endpoint stops; returns the address it got.
+
+        Raises StartupError.
+        """
+        server = create_server(SMALL_BYTES, self._interceptors)
+        add_servicer(server)
+        bound = bind(server, address)
+        await server.start()
+        self._others.append(server)
+        return bound
 
     async def stop(self, grace_seconds: float) -> None:
         """Says NOT_SERVING, lets calls end for `grace_seconds`, and frees the ports."""
         await stop_gracefully(self.server, self.health, grace_seconds)
+        # Probes are answered to the end.
+        await asyncio.gather(*(each.stop(LAST_WORDS_SECONDS) for each in self._others))
         await asyncio.to_thread(self._metrics.close)
 
 
@@ -52,9 +78,11 @@ async def open_endpoint(
     add_servicer: Callable[[grpc.aio.Server], None],
 ) -> Endpoint:
     """Binds and serves on the running event loop. Raises StartupError, and then leaves no port or socket behind."""
-    server = create_server(kind.max_receive_bytes, [RpcInterceptor(registry, kind.mapping, kind.domain)])
+    interceptors = (RpcInterceptor(registry, kind.mapping, kind.domain),)
+    server = create_server(kind.max_receive_bytes, interceptors, settings.limits())
     add_servicer(server)
-    enable_reflection(server, [kind.name])
+    if settings.reflection:
+        enable_reflection(server, [kind.name])
     health = Health(server, [kind.name])
     address = bind(server, getattr(settings, kind.address_field), settings.server_tls())
     await server.start()
@@ -64,4 +92,18 @@ async def open_endpoint(
     except StartupError:
         await server.stop(None)
         raise
-    return Endpoint(address, metrics.address, server, health, metrics)
+    endpoint = Endpoint(address, metrics.address, server, health, interceptors, metrics)
+    try:
+        await _open_probes(endpoint, getattr(settings, kind.health_field))
+    except StartupError:
+        await endpoint.stop(0)
+        raise
+    return endpoint
+
+
+async def _open_probes(endpoint: Endpoint, address: str | None) -> None:
+    """A server for probes, which neither speak TLS nor have a token."""
+    if address is None:
+        return
+    bound = await endpoint.serve_also(address, endpoint.health.add_to)
+    log.debug("health is served", address=bound)

@@ -40,16 +40,45 @@ class ServerTls:
     client_ca: Path | None = None
 
 
-def create_server(max_receive_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
-    """A grpc.aio server that refuses requests above `max_receive_bytes` with RESOURCE_EXHAUSTED."""
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What a server takes from its clients.
+
+    max_request_bytes: of one message; None: the service's own limit. max_concurrent_streams: calls at a time on one
+    connection. max_metadata_bytes: of one call. max_connection_age_seconds: then a connection takes no new calls and
+    ends with its last one; 0: never.
+    """
+
+    max_request_bytes: int | None = None
+    max_concurrent_streams: int = 1024
+    max_metadata_bytes: int = 16 << 10
+    max_connection_age_seconds: float = 0
+
+
+def create_server(
+    max_receive_bytes: int,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    limits: ServerLimits = ServerLimits(),
+) -> grpc.aio.Server:
+    """A grpc.aio server that refuses requests above `max_receive_bytes`, or the limit given, by RESOURCE_EXHAUSTED."""
     options = [
-        ("grpc.max_receive_message_length", max_receive_bytes),
+        ("grpc.max_receive_message_length", limits.max_request_bytes or max_receive_bytes),
+        ("grpc.max_concurrent_streams", limits.max_concurrent_streams),
+        # The first refuses some calls above it and the second all: as one number, it is a limit.
+        ("grpc.max_metadata_size", limits.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
+        *_connection_age(limits.max_connection_age_seconds),
         ("grpc.max_send_message_length", -1),
         # With SO_REUSEPORT two servers on one port would share its calls; we want an error.
         ("grpc.so_reuseport", 0),
         *_KEEPALIVE,
     ]
     return grpc.aio.server(interceptors=list(interceptors), options=options)
+
+
+def _connection_age(seconds: float) -> list[tuple[str, int]]:
+    """Without a grace time, what is in progress on a connection that is too old ends by itself."""
+    return [("grpc.max_connection_age_ms", max(1, round(seconds * 1000)))] if seconds else []
 
 
 def enable_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:

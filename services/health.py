@@ -14,6 +14,8 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 LIVENESS = "liveness"
 """The health name that is SERVING as long as the process lives."""
+READINESS = "readiness"
+"""The health name that is SERVING while the process takes work; '' and the service names say the same."""
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
@@ -64,27 +66,40 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
 
 class Health:
-    """grpc.health.v1 of a process: '' and the service names tell readiness, 'liveness' that the process lives.
+    """grpc.health.v1 of a process: '', 'readiness' and the service names tell readiness, 'liveness' that it lives.
 
-    Other names tell of what the process knows of others; its own readiness does not depend on them.
+    Several servers can answer. Other names tell of what the process knows of others; its own readiness does not depend
+    on them.
     """
 
     def __init__(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
-        self._readiness = ("", *service_names)
+        self._readiness = ("", READINESS, *service_names)
         self._servicer = HealthServicer({LIVENESS: SERVING} | dict.fromkeys(self._readiness, NOT_SERVING))
+        self._takes_work = True
+        self.ready = False
+        """Whether the process takes work."""
+        self.add_to(server)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Lets another server answer too, which is yet to be started."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def set_ready(self, ready: bool) -> None:
-        """Tells whether the process can do its work; once it is stopping, it never can again."""
-        if not self._servicer.ended:
-            await self._servicer.set(self._readiness, SERVING if ready else NOT_SERVING)
+        """Tells whether the process can do its work; once it is drained or stopping, it never can again."""
+        self.ready = ready and self._takes_work
+        await self._servicer.set(self._readiness, SERVING if self.ready else NOT_SERVING)
 
     async def tell(self, name: str, well: bool | None) -> None:
         """Tells of something else, whether all is well with it; None when there is no such thing any more."""
         status = None if well is None else SERVING if well else NOT_SERVING
         await self._servicer.set([name], status)
 
+    async def drain(self) -> None:
+        """Tells that the process shall get no more work."""
+        self._takes_work = False
+        await self.set_ready(False)
+
     async def stop(self) -> None:
-        """Tells that the process takes no more work, and ends the watches after they were told."""
+        """The same, and ends the watches after they were told."""
         self._servicer.ended = True
-        await self._servicer.set(self._readiness, NOT_SERVING)
+        await self.drain()

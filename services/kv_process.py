@@ -26,7 +26,15 @@ from services.session_metrics import SessionCollector, step_histogram
 from services.session_streams import SessionStreams
 from services.signals import stop_signal
 
-KIND = ServiceKind(KV_SERVICE_NAME, KV_DOMAIN, kv_failure, KV_MAX_RECEIVE_BYTES, "kv_address", "kv_metrics_address")
+KIND = ServiceKind(
+    KV_SERVICE_NAME,
+    KV_DOMAIN,
+    kv_failure,
+    KV_MAX_RECEIVE_BYTES,
+    "kv_address",
+    "kv_metrics_address",
+    "kv_health_address",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
 from services.cli_common import run_or_exit_2
-from services.config import COMMAND_OPTIONS, ENV_PREFIX, OctavoSettings, file_values, load_settings
+from services.config_base import COMMAND_OPTIONS, ENV_PREFIX, OctavoSettings, file_values, load_settings
 from services.errors import StartupError
 
 Settings = TypeVar("Settings", bound=OctavoSettings)

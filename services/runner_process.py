@@ -8,13 +8,15 @@ from functools import partial
 from typing import TypeVar
 
 import structlog
-from octavo.runner.v1 import model_runner_pb2_grpc
+from octavo.runner.v1 import model_runner_pb2_grpc, runner_admin_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from model_runner.engine import Engine
 from model_runner.engine_types import EngineState
+from services.answering import Answering, ServedModel
 from services.books_metrics import BooksMetrics
 from services.config import ModelRunnerSettings
+from services.draining import Drainer
 from services.endpoint import Endpoint, ServiceKind, open_endpoint
 from services.errors import RUNNER_DOMAIN, StartupError
 from services.grpc_server import RUNNER_MAX_RECEIVE_BYTES
@@ -22,7 +24,7 @@ from services.metrics import new_registry
 from services.model_setup import Setup, set_up_model
 from services.runner_errors import runner_failure
 from services.runner_metrics import RunnerMetrics
-from services.runner_service import RUNNER_SERVICE_NAME, ModelRunnerServicer, ServedModel
+from services.runner_service import RUNNER_SERVICE_NAME, ModelRunnerServicer
 from services.session.link import GrpcLink
 from services.session_books import SessionBooks
 from services.signals import stop_signal
@@ -35,6 +37,7 @@ KIND = ServiceKind(
     RUNNER_MAX_RECEIVE_BYTES,
     "runner_address",
     "runner_metrics_address",
+    "runner_health_address",
 )
 
 LAST_WORDS_SECONDS = 1.0
@@ -51,12 +54,12 @@ T = TypeVar("T")
 class _Readiness:
     """Turns the engine's changes of state into health and log lines, on the event loop."""
 
-    def __init__(self, endpoint: Endpoint, servicer: ModelRunnerServicer, kv_address: str) -> None:
+    def __init__(self, endpoint: Endpoint, answering: Answering, kv_address: str) -> None:
         self._endpoint = endpoint
         self._kv_address = kv_address
         self._loop = asyncio.get_running_loop()
         self._served = False
-        servicer.waits_for = f"the KV manager at {kv_address}"
+        answering.waits_for = f"the KV manager at {kv_address}"
         self.refused: asyncio.Future[str] = self._loop.create_future()
         """Resolves with the KV manager's sentence when it refuses us before we ever served, or our pool is taken."""
 
@@ -99,32 +102,41 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
     with stop_signal() as stopped:
         registry = new_registry("model-runner")
         streams = Streams(asyncio.get_running_loop(), settings.max_unread_tokens)
-        servicer = ModelRunnerServicer(streams, settings.slow_reader_seconds)
-        add_servicer = partial(model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server, servicer)
+        answering = Answering(streams, settings.slow_reader_seconds)
+        add_servicer = partial(
+            model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server, ModelRunnerServicer(answering)
+        )
         endpoint = await open_endpoint(KIND, settings, registry, add_servicer)
         log.info(
             "model-runner starts",
             address=endpoint.address,
             metrics=f"http://{endpoint.metrics_address}/metrics",
         )
+        drainer = Drainer(answering.traffic, endpoint.health)
         grace_seconds = 0.0
         try:
+            await _open_admin(endpoint, drainer, settings)
             setup = await _unless_stopped(asyncio.to_thread(set_up_model, settings, stopped.is_set), stopped)
             if setup is not None:
-                await _serve(settings, setup, endpoint, servicer, registry, stopped)
+                await _serve(settings, setup, endpoint, answering, registry, stopped)
                 grace_seconds = settings.grace_seconds
         finally:
-            await _drain(endpoint, servicer, grace_seconds)
+            await _stop(endpoint, answering, drainer, grace_seconds)
 
 
-async def _drain(endpoint: Endpoint, servicer: ModelRunnerServicer, grace_seconds: float) -> None:
+async def _open_admin(endpoint: Endpoint, drainer: Drainer, settings: ModelRunnerSettings) -> None:
+    if settings.runner_admin_address is not None:
+        add = partial(runner_admin_pb2_grpc.add_RunnerAdminServiceServicer_to_server, drainer)
+        await endpoint.serve_also(settings.runner_admin_address, add)
+
+
+async def _stop(endpoint: Endpoint, answering: Answering, drainer: Drainer, grace_seconds: float) -> None:
     """Takes no new requests, lets those that it has end for `grace_seconds`, and then ends them."""
-    servicer.stopping = True
-    await endpoint.health.stop()
-    await servicer.wait_idle(grace_seconds)
-    if servicer.served is not None:
-        await asyncio.to_thread(servicer.served.engine.stop)
-        await asyncio.to_thread(servicer.served.forms.close)
+    await drainer.stop()
+    await answering.traffic.wait_idle(grace_seconds)
+    if answering.served is not None:
+        await asyncio.to_thread(answering.served.engine.stop)
+        await asyncio.to_thread(answering.served.forms.close)
     # Those that were ended have a status on its way.
     await endpoint.stop(LAST_WORDS_SECONDS)
 
@@ -133,12 +145,12 @@ async def _serve(
     settings: ModelRunnerSettings,
     setup: Setup,
     endpoint: Endpoint,
-    servicer: ModelRunnerServicer,
+    answering: Answering,
     registry: CollectorRegistry,
     stopped: asyncio.Event,
 ) -> None:
     """Runs the engine until the process is told to stop. Raises StartupError when the KV manager refuses us."""
-    readiness = _Readiness(endpoint, servicer, settings.kv_address)
+    readiness = _Readiness(endpoint, answering, settings.kv_address)
     books = SessionBooks(
         partial(GrpcLink, settings.kv_address, settings.kv_tls()),
         pool_id=settings.pool_id,
@@ -148,10 +160,10 @@ async def _serve(
     )
     metrics = RunnerMetrics(registry, running=lambda: engine.counts()[0], waiting=lambda: engine.counts()[1])
     engine = Engine(
-        setup.executor, books, setup.tokenizer, setup.options, servicer.streams.deliver, readiness.listen, metrics
+        setup.executor, books, setup.tokenizer, setup.options, answering.streams.deliver, readiness.listen, metrics
     )
     facts = setup.describe(settings.pool_id)
-    servicer.served = ServedModel(engine, setup.tokenizer, setup.limits, facts, setup.form_compiler())
+    answering.served = ServedModel(engine, setup.tokenizer, setup.limits, facts, setup.form_compiler())
     engine.start()
     readiness.warn_if_late()
     refusal = await _unless_stopped(readiness.refused, stopped)

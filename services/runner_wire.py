@@ -154,7 +154,7 @@ def write_view(view: RequestView) -> pb.RequestInfo:
         state=_state(view),
         prompt_tokens=view.prompt_tokens,
         output_tokens=view.output_tokens,
-        age=_write_seconds(view.age_seconds),
+        age=write_seconds(view.age_seconds),
         sequence_ids=view.sequence_ids,
         tenant=view.tenant,
     )
@@ -205,9 +205,9 @@ def _write_usage(usage: Usage) -> pb.Usage:
         cached_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,
         preemptions=usage.preemptions,
-        queue_time=_write_seconds(usage.queue_seconds),
-        prefill_time=_write_seconds(usage.prefill_seconds),
-        decode_time=_write_seconds(usage.decode_seconds),
+        queue_time=write_seconds(usage.queue_seconds),
+        prefill_time=write_seconds(usage.prefill_seconds),
+        decode_time=write_seconds(usage.decode_seconds),
         drafted_tokens=usage.drafted_tokens,
         accepted_tokens=usage.accepted_tokens,
         pauses=usage.pauses,
@@ -229,7 +229,8 @@ def _read_usage(message: pb.Usage) -> Usage:
     )
 
 
-def _write_seconds(seconds: float) -> Duration:
+def write_seconds(seconds: float) -> Duration:
+    """So many seconds as a message."""
     whole, nanos = divmod(round(seconds * _NANOS), _NANOS)
     return Duration(seconds=whole, nanos=nanos)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from octavo.kv.v1 import kv_manager_pb2
-from octavo.runner.v1 import model_runner_pb2
+from octavo.runner.v1 import model_runner_pb2, runner_admin_pb2
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,6 +19,7 @@ KV_VERBS = """
     RemovePrefix ResetCache WatchEvents Check Session
 """
 RUNNER_VERBS = "Generate Tokenize Detokenize GetModel ListRequests Abort"
+ADMIN_VERBS = "Drain"
 
 
 def test_stubs_are_those_of_the_proto_files() -> None:
@@ -50,6 +51,7 @@ def test_lint_is_clean() -> None:
     [
         (kv_manager_pb2, "KvManagerService", KV_VERBS),
         (model_runner_pb2, "ModelRunnerService", RUNNER_VERBS),
+        (runner_admin_pb2, "RunnerAdminService", ADMIN_VERBS),
     ],
 )
 def test_the_verbs_are_there(module: object, service: str, verbs: str) -> None:
