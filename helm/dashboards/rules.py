@@ -79,7 +79,9 @@ RECORDINGS = (
     ),
     Recording(
         "octavo:rpc_errors:ratio_rate5m",
-        f'sum by (service, {SERIES}) (rate(octavo_rpc_duration_seconds_count{{code=~"{FAULTS}"}}[5m])) / '
+        # Without a fault there is no series of one: then it is 0.
+        f'(sum by (service, {SERIES}) (rate(octavo_rpc_duration_seconds_count{{code=~"{FAULTS}"}}[5m])) or '
+        f"0 * sum by (service, {SERIES}) (rate(octavo_rpc_duration_seconds_count[5m]))) / "
         f"(sum by (service, {SERIES}) (rate(octavo_rpc_duration_seconds_count[5m])) > 0)",
     ),
     Recording(
@@ -227,7 +229,7 @@ def rules() -> Json:
     """The spec of a PrometheusRule."""
     return {
         "groups": [
-            {"name": "octavo.recording", "interval": "30s", "rules": [each.render() for each in RECORDINGS]},
+            {"name": "octavo.recording", "rules": [each.render() for each in RECORDINGS]},
             {"name": "octavo.alerts", "rules": [each.render() for each in ALERTS]},
         ]
     }
