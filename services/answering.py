@@ -42,7 +42,7 @@ class ServedModel:
 Received = tuple[GenerateRequest, Constraint | None]
 """A request as the engine takes it, with what holds its answer to a form."""
 
-Writer = Callable[[LiveRequest, Chunk], Iterable[Message]]
+Writer = Callable[[Chunk], Iterable[Message]]
 """What goes on the wire for a chunk."""
 
 
@@ -93,7 +93,7 @@ class Answering:
         message: Message,
         request_id: str,
         receive: Callable[[], Awaitable[Received]],
-        write: Writer,
+        writer: Callable[[LiveRequest], Writer],
         context: grpc.aio.ServicerContext,
         *,
         headers_first: bool = True,
@@ -107,6 +107,7 @@ class Answering:
                 parsed, constraint = await receive()
             self.streams.check_free(parsed.request_id)
             live = served.engine.submit(parsed, constraint)
+            write = writer(live)
             stream = self.streams.open(parsed.request_id, partial(served.engine.throttle, live))
             if arrival.aborted:
                 served.engine.cancel(live)
@@ -119,7 +120,7 @@ class Answering:
                     if not is_open:
                         is_open = True
                         await context.send_initial_metadata(())
-                    for each in write(live, chunk):
+                    for each in write(chunk):
                         await self._send(context, each)
             finally:
                 self.streams.close(stream)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+import grpc
 import structlog
 from octavo.runner.v1 import model_runner_pb2_grpc, runner_admin_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -20,6 +22,7 @@ from services.draining import Drainer
 from services.endpoint import Endpoint, ServiceKind, open_endpoint
 from services.errors import RUNNER_DOMAIN, StartupError
 from services.grpc_server import RUNNER_MAX_RECEIVE_BYTES
+from services.load_meter import LoadMeter, Observers
 from services.metrics import new_registry
 from services.model_setup import Setup, set_up_model
 from services.runner_errors import runner_failure
@@ -29,6 +32,11 @@ from services.session.link import GrpcLink
 from services.session_books import SessionBooks
 from services.signals import stop_signal
 from services.streams import Streams
+from services.vllm_choice import choose_vllm
+from services.vllm_metrics import VllmMetricNames
+
+if TYPE_CHECKING:
+    from services.vllm_side import VllmSide
 
 KIND = ServiceKind(
     RUNNER_SERVICE_NAME,
@@ -103,10 +111,9 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
         registry = new_registry("model-runner")
         streams = Streams(asyncio.get_running_loop(), settings.max_unread_tokens)
         answering = Answering(streams, settings.slow_reader_seconds)
-        add_servicer = partial(
-            model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server, ModelRunnerServicer(answering)
-        )
-        endpoint = await open_endpoint(KIND, settings, registry, add_servicer)
+        vllm = choose_vllm(settings, answering)
+        kind = KIND if vllm is None else replace(KIND, also=(vllm.name,))
+        endpoint = await open_endpoint(kind, settings, registry, partial(_add_services, answering, vllm))
         log.info(
             "model-runner starts",
             address=endpoint.address,
@@ -118,10 +125,18 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
             await _open_admin(endpoint, drainer, settings)
             setup = await _unless_stopped(asyncio.to_thread(set_up_model, settings, stopped.is_set), stopped)
             if setup is not None:
-                await _serve(settings, setup, endpoint, answering, registry, stopped)
+                await _serve(settings, setup, endpoint, answering, vllm, registry, stopped)
                 grace_seconds = settings.grace_seconds
         finally:
             await _stop(endpoint, answering, drainer, grace_seconds)
+            if vllm is not None:
+                await vllm.close()
+
+
+def _add_services(answering: Answering, vllm: VllmSide | None, server: grpc.aio.Server) -> None:
+    model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server(ModelRunnerServicer(answering), server)
+    if vllm is not None:
+        vllm.add_to(server)
 
 
 async def _open_admin(endpoint: Endpoint, drainer: Drainer, settings: ModelRunnerSettings) -> None:
@@ -146,6 +161,7 @@ async def _serve(
     setup: Setup,
     endpoint: Endpoint,
     answering: Answering,
+    vllm: VllmSide | None,
     registry: CollectorRegistry,
     stopped: asyncio.Event,
 ) -> None:
@@ -159,11 +175,19 @@ async def _serve(
         watch=BooksMetrics(registry, lambda: books.status()),
     )
     metrics = RunnerMetrics(registry, running=lambda: engine.counts()[0], waiting=lambda: engine.counts()[1])
+    meter = LoadMeter()
+    observer = metrics if vllm is None else Observers(metrics, meter)
     engine = Engine(
-        setup.executor, books, setup.tokenizer, setup.options, answering.streams.deliver, readiness.listen, metrics
+        setup.executor, books, setup.tokenizer, setup.options, answering.streams.deliver, readiness.listen, observer
     )
     facts = setup.describe(settings.pool_id)
+    if settings.vllm_metric_names:
+        VllmMetricNames(
+            registry, facts.model, facts.block_size, facts.num_blocks - 1, engine.counts, lambda: books.held_blocks
+        )
     answering.served = ServedModel(engine, setup.tokenizer, setup.limits, facts, setup.form_compiler())
+    if vllm is not None:
+        vllm.begin(settings, setup, engine, books, meter)
     engine.start()
     readiness.warn_if_late()
     refusal = await _unless_stopped(readiness.refused, stopped)

@@ -12,10 +12,10 @@ from octavo.runner.v1 import model_runner_pb2 as pb
 from octavo.runner.v1 import model_runner_pb2_grpc
 
 from model_runner.invalid import InvalidRequest
-from model_runner.request import Chunk, GenerateRequest
+from model_runner.request import GenerateRequest
 from model_runner.sequence import LiveRequest
 from model_runner.validation import Limits, check_text_size, validate
-from services.answering import Answering, Received, ServedModel
+from services.answering import Answering, Received, ServedModel, Writer
 from services.bad_words import tokenised_words
 from services.chat import chat_size, read_chat
 from services.form_compiler import check_form
@@ -39,7 +39,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         served = self._answering.ready(request.model)
         receive = partial(self._receive, served, request)
-        await self._answering.answer(served, request, request.request_id, receive, _write, context)
+        await self._answering.answer(served, request, request.request_id, receive, _writer, context)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         served = self._answering.loaded(request.model)
@@ -98,8 +98,8 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         return await self._tokenised(sum(map(len, words)), partial(tokenised_words, served.tokenizer, words))
 
 
-def _write(live: LiveRequest, chunk: Chunk) -> tuple[pb.GenerateResponse]:
-    return (write_chunk(chunk),)
+def _writer(live: LiveRequest) -> Writer:
+    return lambda chunk: (write_chunk(chunk),)
 
 
 def _validate(message: pb.GenerateRequest, parsed: GenerateRequest, limits: Limits) -> None:

@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix"}
 LINUX |= {"python_version": "3.11", "python_full_version": "3.11.9", "implementation_name": "cpython"}
-LOCKS = ("build", "kv-manager", "model-runner-cpu", "model-runner-gpu", "demo")
+LOCKS = ("build", "kv-manager", "model-runner-cpu", "model-runner-gpu", "gateway", "demo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,16 @@ def closure(needs: Iterable[str]) -> dict[str, list[Requirement]]:
 
 
 def runner_needs() -> list[str]:
-    gateway = [each for each in EXTRAS.get("gateway", []) if Requirement(each).name == "smg-grpc-proto"]
-    return [*PROJECT["project"]["dependencies"], *EXTRAS["runner"], *EXTRAS["structured"], *gateway]
+    return [
+        *PROJECT["project"]["dependencies"],
+        *EXTRAS["runner"],
+        *EXTRAS["structured"],
+        *of_gateway("smg-grpc-proto"),
+    ]
+
+
+def of_gateway(name: str) -> list[str]:
+    return [each for each in EXTRAS["gateway"] if Requirement(each).name == name]
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -89,7 +97,12 @@ def test_each_package_has_hashes_and_the_version_that_is_tested(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "needs"), [("kv-manager", PROJECT["project"]["dependencies"]), ("model-runner-cpu", runner_needs())]
+    ("name", "needs"),
+    [
+        ("kv-manager", PROJECT["project"]["dependencies"]),
+        ("model-runner-cpu", runner_needs()),
+        ("gateway", of_gateway("smg")),
+    ],
 )
 def test_a_lock_has_all_that_is_needed_and_nothing_else(name: str, needs: list[str]) -> None:
     lock = read_lock(name)

@@ -69,6 +69,18 @@ grpc:
     {{- end }}
 {{- end }}
 
+{{/*
+Threads of the model: the CPUs that are requested, rounded up. Without a limit the program would take all of the node's.
+Empty when nothing is requested, or when the settings say.
+*/}}
+{{- define "octavo.threads" -}}
+{{- $cpu := dig "requests" "cpu" "" .Values.runner.resources | toString }}
+{{- if and $cpu (not (hasKey .Values.runner.settings "numThreads")) }}
+{{- $cpus := ternary (divf (trimSuffix "m" $cpu | float64) 1000) (float64 $cpu) (hasSuffix "m" $cpu) }}
+{{- ceil $cpus | int }}
+{{- end }}
+{{- end }}
+
 {{- define "octavo.runnerArgs" -}}
 - model-runner
 - --kv-address=unix:/run/octavo/kv.sock
@@ -99,6 +111,9 @@ grpc:
 {{- end }}
 {{- if .Values.gateway.enabled }}
 - --vllm-grpc
+{{- end }}
+{{- with include "octavo.threads" . }}
+- --num-threads={{ . }}
 {{- end }}
 {{- with include "octavo.settings" .Values.runner.settings }}
 {{ . }}

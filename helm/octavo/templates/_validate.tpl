@@ -61,6 +61,9 @@
 {{- if and .Values.gateway.enabled $tls.secretName }}
 {{- fail "gateway.enabled does not go with tls.secretName: smg calls the pods that it discovers in plaintext. Encrypt in a service mesh, or terminate TLS in front of the gateway." }}
 {{- end }}
+{{- if and .Values.gateway.enabled (eq (get .Values.runner.settings "vllmGrpc" | toString) "false") }}
+{{- fail "gateway.enabled needs vllm.grpc.engine.VllmEngine, which runner.settings.vllmGrpc=false turns off." }}
+{{- end }}
 {{- if and .Values.gateway.enabled $auth.tokensSecret }}
 {{- fail "gateway.enabled does not go with auth.tokensSecret: smg hands no token on. Use gateway.apiKeySecret." }}
 {{- end }}
