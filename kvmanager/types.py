@@ -1,10 +1,11 @@
-"""The facts, requests and answers of a pool, as frozen dataclasses."""
+"""The facts, requests and answers of a pool, none of which ever changes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 NULL_BLOCK = 0
 """The block that is never handed out: the target of padding."""
@@ -125,8 +126,7 @@ class BlockCopy:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """The blocks from `first_index` of a block table on, which replace what was there, and the copies due first."""
 
     sequence_id: str
@@ -204,7 +204,8 @@ class Occupancy:
 class Totals:
     """Counts since the pool was opened; they only grow. Units: blocks, tokens for queried/hit, verbs for failures.
 
-    allocated + reused = freed + held: a block is taken fresh, or held again while it was cached.
+    allocated + reused = freed + held: a block is taken fresh, or held again while it was cached. Of the allocation
+    failures, quota_failures met a tenant's quota, pin_failures the limit of pins, and all others the end of the pool.
     """
 
     allocated_blocks: int = 0
@@ -218,6 +219,8 @@ class Totals:
     allocation_failures: int = 0
     unknown_frees: int = 0
     removed_blocks: int = 0
+    quota_failures: int = 0
+    pin_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

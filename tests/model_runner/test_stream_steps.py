@@ -32,18 +32,27 @@ SAMPLINGS = [
 
 @pytest.fixture(scope="module")
 def model(tiny_models: Path) -> Decoder:
+    return tiny_llama(tiny_models, CPU)
+
+
+def tiny_llama(tiny_models: Path, device: torch.device) -> Decoder:
     folder = tiny_models / "llama"
-    return Decoder(config_from_hf(folder), SafetensorsWeights(folder), torch.float32, CPU)
+    return Decoder(config_from_hf(folder), SafetensorsWeights(folder), torch.float32, device)
 
 
 Answers = dict[str, dict[int, list[Chunk]]]
 
 
-def answers(model: Decoder, mode: StepMode, steps: Callable[[TorchExecutor], Steps] | None = None) -> Answers:
+def answers(
+    model: Decoder,
+    mode: StepMode,
+    steps: Callable[[TorchExecutor], Steps] | None = None,
+    device: torch.device = CPU,
+) -> Answers:
     """The chunks of a few requests by choice; the blocks are too few for all at a time."""
     c = model.config
-    shape = AttentionShape(c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, 8, 14, torch.float32, CPU)
-    executor = TorchExecutor(model, create_backend("reference", shape), 8, CPU)
+    shape = AttentionShape(c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, 8, 14, torch.float32, device)
+    executor = TorchExecutor(model, create_backend("reference", shape), 8, device)
     with in_mode(mode):
         harness = Harness(num_blocks=14, block_size=8, executor=executor, max_batched_tokens=8)
     if steps is not None:
@@ -65,6 +74,11 @@ def test_the_answers_are_those_of_plain_steps(model: Decoder) -> None:
     plain = answers(model, StepMode.SYNC)
     streamed = answers(model, StepMode.AHEAD, lambda executor: StreamSteps(executor, lane))
     assert [len(chunks) for chunks in plain["r3"].values()] == [23]
+    assert_alike(plain, streamed)
+    assert lane.given > 100
+
+
+def assert_alike(plain: Answers, streamed: Answers) -> None:
     for name, choices in plain.items():
         assert choices.keys() == streamed[name].keys()
         for index, chunks in choices.items():
@@ -79,4 +93,3 @@ def test_the_answers_are_those_of_plain_steps(model: Decoder) -> None:
                     assert position.token_id == same.token_id
                     assert position.logprob == pytest.approx(same.logprob, abs=1e-4)
                     assert [token for token, _ in position.top] == [token for token, _ in same.top]
-    assert lane.given > 100
