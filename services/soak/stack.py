@@ -31,8 +31,8 @@ CALL_SECONDS = 5.0
 STOP_SECONDS = 20.0
 NUM_BLOCKS = (24, 120)
 """Of the pools in turn: so few that sequences are preempted, and so few that cached blocks are given up."""
-SPECULATIVE_TOKENS = (0, 6)
-"""Of the runners in turn: one guesses nothing, one does; answers must be the same."""
+HOW_STEPS_RUN = (("--async-steps", "on"), ("--speculative-tokens", "6"))
+"""Of the runners in turn: one plans a step while the last one runs, one guesses tokens; answers must be the same."""
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Stack:
             "model-runner",
             *("--kv-address", place.kv_address, "--runner-address", place.address, "--pool", place.pool),
             *("--runner-metrics-address", place.metrics, "--num-blocks", str(blocks), "--num-threads", "1"),
-            *("--speculative-tokens", str(SPECULATIVE_TOKENS[number % len(SPECULATIVE_TOKENS)])),
+            *HOW_STEPS_RUN[number % len(HOW_STEPS_RUN)],
         )
         self.runners[number : number + 1] = [child]
 

@@ -146,11 +146,11 @@ def test_other_ways_to_compute_it(tmp_path: Path, arguments: tuple[str, ...]) ->
 @pytest.mark.parametrize(
     ("arguments", "env", "kernels"),
     [
-        ((), {}, "weights held as "),
+        (("--async-steps", "on"), {}, "weights held as "),
         ((), {"OCTAVO_NATIVE_ISA": "scalar"}, "scalar, weights held as "),
         ((), {"OCTAVO_NATIVE": "0"}, "kernels: torch; OCTAVO_NATIVE=0 turns the CPU kernels off"),
     ],
-    ids=["as the file", "scalar", "off"],
+    ids=["as the file, steps planned ahead", "scalar", "off"],
 )
 def test_kernels(tmp_path: Path, arguments: tuple[str, ...], env: dict[str, str], kernels: str) -> None:
     with running_stack(tmp_path, *arguments, **env) as stack, stack.client() as client:

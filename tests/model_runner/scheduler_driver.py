@@ -107,7 +107,8 @@ class Driver:
         self.preemptions += plan.preemptions
         for work in plan.work:
             sequence = work.sequence
-            sequence.computed += work.num_tokens
+            sequence.launch(work.num_tokens, goes_on=False)
+            sequence.land(work.num_tokens)
             self.computed_tokens += work.num_tokens
             if not sequence.pending:
                 self._draw(sequence)
