@@ -25,7 +25,7 @@ class Pods:
         for name in ("a", "b"):
             (directory / name).mkdir()
             # One thread each: the two share the cores with whatever else is tested.
-            stack = Stack(directory / name, "--num-blocks=1024", "--num-threads=1")
+            stack = Stack(directory / name, "--num-blocks=1024", "--num-threads=1", "--vllm-metric-names")
             # A gateway reaches runners by TCP alone.
             stack.runner_address = f"127.0.0.1:{free_port()}"
             self.stacks.append(stack)

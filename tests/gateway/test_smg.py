@@ -145,6 +145,14 @@ def test_a_conversation_goes_on_where_its_prefix_is(pods: Pods) -> None:
     assert all(_finished(stack, "length") > CONVERSATIONS // 10 for stack in pods.stacks)
 
 
+def test_pods_at_rest_say_so_under_vllm_s_names(pods: Pods) -> None:
+    for stack in pods.stacks:
+        stack.assert_nothing_held()
+        samples = {name.partition("{")[0]: value for name, value in stack.runner_samples().items()}
+        assert samples["vllm:num_requests_running"] == samples["vllm:num_requests_waiting"] == 0
+        assert samples["vllm:kv_cache_usage_perc"] == 0
+
+
 def test_a_pod_that_is_killed_loses_no_request_that_had_not_begun(pods: Pods) -> None:
     victim = pods.stacks[1]
     failed_before_the_first_token: list[str] = []

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
+import grpc
 from octavo.runner.v1 import model_runner_pb2 as pb
 from octavo.runner.v1 import model_runner_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -80,8 +81,7 @@ class ToyServer:
         registry = CollectorRegistry()
         streams = Streams(asyncio.get_running_loop(), self.settings.max_unread_tokens)
         answering = Answering(streams, self.settings.slow_reader_seconds)
-        add = partial(model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server, ModelRunnerServicer(answering))
-        endpoint = await open_endpoint(KIND, self.settings, registry, add)
+        endpoint = await open_endpoint(KIND, self.settings, registry, partial(self.add_services, answering))
         metrics = RunnerMetrics(registry, running=lambda: engine.counts()[0], waiting=lambda: engine.counts()[1])
         tokenizer = SpellingTokenizer()
         engine = Engine(
@@ -99,7 +99,11 @@ class ToyServer:
         answering.served = ServedModel(engine, cast(Tokenizer, tokenizer), limits, facts, forms)
         return endpoint, answering, engine
 
-    def __enter__(self) -> ToyServer:
+    def add_services(self, answering: Answering, server: grpc.aio.Server) -> None:
+        """What is served beside health and reflection."""
+        model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server(ModelRunnerServicer(answering), server)
+
+    def __enter__(self) -> Self:
         self.engine.start()
         assert self._serves.wait(WAIT_SECONDS)
         return self
