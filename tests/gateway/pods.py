@@ -67,6 +67,13 @@ class Pods:
         samples = re.findall(r"^smg_kv_index_blocks\{.*\} (\d+)", self._get(f"http://{self._metrics}/metrics"), re.M)
         return sum(map(int, samples))
 
+    def decisions(self) -> list[str]:
+        """How the gateway has routed, for when a test must say why."""
+        text = self._get(f"http://{self._metrics}/metrics")
+        return re.findall(
+            r"^smg_(?:cache_aware|selection|worker_(?:selection|overload|warmup|veto))\S+ [1-9].*", text, re.M
+        )
+
     def cached_blocks(self) -> int:
         """Blocks of all pods that can be found."""
         return sum(int(stack.pool().occupancy.cached_blocks) for stack in self.stacks)

@@ -69,6 +69,11 @@ class VllmToyServer(ToyServer):
             tokenizer_files=lambda: FILES,
         )
 
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if self.servicer.facts is not None:
+            self._thread.run(self.servicer.facts.relay.close())
+        super().__exit__(kind, error, traceback)
+
     @contextmanager
     def engine_stub(self) -> Iterator[vllm_engine_pb2_grpc.VllmEngineStub]:
         with grpc.insecure_channel(self.address) as channel:
