@@ -70,9 +70,7 @@ class Pods:
     def decisions(self) -> list[str]:
         """How the gateway has routed, for when a test must say why."""
         text = self._get(f"http://{self._metrics}/metrics")
-        return re.findall(
-            r"^smg_(?:cache_aware|selection|worker_(?:selection|overload|warmup|veto))\S+ [1-9].*", text, re.M
-        )
+        return re.findall(r"^smg_(?:cache_aware|worker)_\w+\{.*\} [1-9].*", text, re.M)
 
     def cached_blocks(self) -> int:
         """Blocks of all pods that can be found."""
