@@ -22,6 +22,7 @@ from model_runner.request import GenerateRequest
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import Limits, check_text_size, validate
 from services.bad_words import tokenised_words
+from services.callers import Caller, current_caller
 from services.chat import chat_size, read_chat
 from services.form_compiler import FormCompiler, check_form
 from services.reader_limits import SLOW_READER_SECONDS
@@ -70,6 +71,8 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         served = self._ready(request.model)
+        request_id = request.request_id or uuid.uuid4().hex
+        _claim(request, request_id, current_caller())
         with self.traffic.count():
             parsed, constraint = await self._receive(served, request)
             self.streams.check_free(parsed.request_id)
@@ -79,7 +82,9 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
                 # By itself: a status can't follow a first message that is stuck together with what comes before it.
                 await context.send_initial_metadata(())
                 async for chunk in stream:
-                    await self._send(context, write_chunk(chunk))
+                    message = write_chunk(chunk)
+                    message.request_id = request_id
+                    await self._send(context, message)
             finally:
                 self.streams.close(stream)
                 if not stream.ended:
@@ -106,13 +111,17 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
     async def ListRequests(
         self, request: pb.ListRequestsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListRequestsResponse:
-        views = self._loaded("").engine.requests()
-        return pb.ListRequestsResponse(requests=[write_view(view) for view in views])
+        caller = current_caller()
+        views = [write_view(view) for view in self._loaded("").engine.requests() if caller.owns(view.tenant)]
+        for view in views:
+            view.request_id = caller.client_id(view.request_id)
+        return pb.ListRequestsResponse(requests=views)
 
     async def Abort(self, request: pb.AbortRequest, context: grpc.aio.ServicerContext) -> pb.AbortResponse:
         if not request.request_ids:
             raise InvalidRequest("request_ids", "Abort names no request; name at least one.")
-        aborted, unknown = self._loaded("").engine.abort(list(request.request_ids))
+        engine_ids = list(map(current_caller().engine_id, request.request_ids))
+        aborted, unknown = self._loaded("").engine.abort(engine_ids)
         return pb.AbortResponse(aborted_requests=aborted, unknown_requests=unknown)
 
     def _loaded(self, model: str) -> ServedModel:
@@ -137,7 +146,7 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         with self._reception.receive(served.engine, request.ByteSize()):
             prompt_token_ids = await self._prompt_token_ids(served, request)
             bad_words = await self._bad_words(served, request.sampling.bad_words)
-            parsed = read_request(request, request.request_id or uuid.uuid4().hex, prompt_token_ids, bad_words)
+            parsed = read_request(request, request.request_id, prompt_token_ids, bad_words)
             _validate(request, parsed, served.limits)
             return parsed, await served.forms.constraint(parsed.structured_output)
 
@@ -175,6 +184,13 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
         """Tokenises `size` characters in another thread; long texts wait for each other, short ones for none."""
         threads = self._long_texts if size >= LONG_TEXT else None
         return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+def _claim(request: pb.GenerateRequest, request_id: str, caller: Caller) -> None:
+    """Puts the caller's tenant, salt and name for the engine into a request. Raises NotYours for another's."""
+    request.tenant = caller.tenant_for(request.tenant)
+    request.cache_salt = caller.salt_for(request.cache_salt)
+    request.request_id = caller.new_engine_id(request_id)
 
 
 def _validate(message: pb.GenerateRequest, parsed: GenerateRequest, limits: Limits) -> None:
