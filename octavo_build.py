@@ -12,7 +12,7 @@ from setuptools.build_meta import get_requires_for_build_wheel as _for_wheel
 COMPILE = "OCTAVO_COMPILE"
 
 # The libraries are for mypy, which reads their types.
-_COMPILER = ["mypy>=1.15", "cbor2>=5.6", "xxhash>=3.4"]
+COMPILER = ["mypy>=1.15", "cbor2>=5.6", "xxhash>=3.4"]
 
 
 def get_requires_for_build_wheel(config_settings=None):
@@ -31,4 +31,4 @@ def _requires(ask: Callable, config_settings) -> list[str]:
     finally:
         if wanted:
             os.environ[COMPILE] = wanted
-    return needed + (_COMPILER if wanted == "1" else [])
+    return needed + (COMPILER if wanted == "1" else [])

@@ -34,12 +34,13 @@ from model_runner.books import CopyOrder
 from model_runner.engine import Engine
 from model_runner.engine_types import Delivery, EngineState, Executor, Failure
 from model_runner.request import Chunk, GenerateRequest, SamplingParams, StopConditions
+from services.answering import Answering, ServedModel
 from services.config import ModelRunnerSettings
 from services.endpoint import open_endpoint
 from services.model_setup import Setup, set_up_model
 from services.runner_metrics import RunnerMetrics
 from services.runner_process import KIND
-from services.runner_service import ModelRunnerServicer, ServedModel
+from services.runner_service import ModelRunnerServicer
 from services.session.link import GrpcLink
 from services.session_books import SessionBooks
 from services.streams import Streams
@@ -158,15 +159,15 @@ class Bench:
             runner_address=f"unix:{directory}/runner.sock", runner_metrics_address="127.0.0.1:0"
         )
         registry = CollectorRegistry()
-        servicer = ModelRunnerServicer(Streams(asyncio.get_running_loop()))
-        add = partial(model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server, servicer)
+        answering = Answering(Streams(asyncio.get_running_loop()))
+        add = partial(model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server, ModelRunnerServicer(answering))
         endpoint = await open_endpoint(KIND, settings, registry, add)
         try:
-            with self._engine(servicer.streams.deliver, "streamed", registry) as engine:
+            with self._engine(answering.streams.deliver, "streamed", registry) as engine:
                 limits = replace(self._setup.limits, max_sequence_tokens=self._setup.options.max_sequence_tokens)
                 setup = self._setup
                 forms = setup.form_compiler()
-                servicer.served = ServedModel(engine, setup.tokenizer, limits, setup.describe("streamed"), forms)
+                answering.served = ServedModel(engine, setup.tokenizer, limits, setup.describe("streamed"), forms)
                 while engine.state is not EngineState.SERVING:
                     await asyncio.sleep(0.01)
                 yield endpoint.address

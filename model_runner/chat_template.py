@@ -41,6 +41,7 @@ class ChatTemplate:
             ) from None
         except Exception as error:
             raise ChatTemplateError(f"The chat template cannot be compiled: {_reason(error)}.") from None
+        self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
     def render(

@@ -55,10 +55,10 @@ class Authenticator(grpc.aio.ServerInterceptor):
         return caller
 
 
-def open_authenticator(settings: ModelRunnerSettings) -> Authenticator | None:
-    """The guard that the settings ask for; None without tokens. Raises StartupError."""
+def open_guards(settings: ModelRunnerSettings, open_methods: Collection[str] = ()) -> tuple[Authenticator, ...]:
+    """What stands before the services as the settings want it: nothing without tokens. Raises StartupError."""
     if settings.auth_tokens is None:
-        return None
+        return ()
     if settings.block_hash != "sha256":
         raise StartupError(
             f"--auth-tokens keeps tenants apart by cache salts, which --block-hash {settings.block_hash} cannot take."
@@ -68,7 +68,7 @@ def open_authenticator(settings: ModelRunnerSettings) -> Authenticator | None:
             f"--auth-tokens without TLS would show the tokens to the network of {settings.runner_address}: give "
             "--tls-cert and --tls-key, or --allow-plaintext-tokens behind a mesh that encrypts."
         )
-    return Authenticator(TokenFile(settings.auth_tokens))
+    return (Authenticator(TokenFile(settings.auth_tokens), open_methods),)
 
 
 def _is_local(address: str) -> bool:

@@ -73,7 +73,8 @@ def _summary(answer: pb.DrainResponse) -> str:
     ended = f"{_requests(answer.finished_requests)} finished in {seconds:.1f} s"
     if not answer.remaining_requests:
         return f"Drained: {ended}, none are left."
-    return f"Not drained: {ended}, and {_requests(answer.remaining_requests)} are left; the time is over."
+    left = "is" if answer.remaining_requests == 1 else "are"
+    return f"Not drained: {ended}, and {_requests(answer.remaining_requests)} {left} left; the time is over."
 
 
 def _requests(number: int) -> str:

@@ -198,6 +198,15 @@ class ModelRunnerSettings(RunnerServerSettings):
     num_threads: WholeNumber = Field(
         0, ge=0, le=4096, description="CPU threads of the model; 0: as many cores as the control group allows."
     )
+    vllm_grpc: bool | None = Field(
+        None,
+        description="Serves vllm.grpc.engine.VllmEngine at the same address, for gateways: its requests, and what is "
+        "cached with the tokens.",
+        json_schema_extra={"shown_default": "on where smg-grpc-proto is installed: octavo[gateway]"},
+    )
+    vllm_metric_names: bool = Field(
+        False, description="Exports the metrics that routers for vLLM read, under vLLM's names, beside its own."
+    )
     tls_ca: Path | None = Field(None, description="PEM CA of the KV manager's certificate. Unset: no TLS towards it.")
 
     def cache_options(self) -> CacheOptions:
@@ -219,6 +228,17 @@ class ModelRunnerSettings(RunnerServerSettings):
 
 class UpSettings(KvManagerSettings, ModelRunnerSettings):
     """Both services, started together."""
+
+    gateway: bool = Field(
+        False,
+        description="Starts smg in front of the runner: an OpenAI-compatible API (pip install 'octavo[gateway]').",
+    )
+    gateway_address: TcpAddressText = Field(
+        "127.0.0.1:30000", description="host:port of the gateway. It asks nobody for a key: keep it on this machine."
+    )
+    gateway_metrics_address: TcpAddressText = Field(
+        "127.0.0.1:9403", description="host:port of the gateway's Prometheus metrics."
+    )
 
 
 class ClientSettings(OctavoSettings):

@@ -37,6 +37,13 @@ class ServiceKind:
     address_field: str
     metrics_field: str
     health_field: str
+    also: tuple[str, ...] = ()
+    """Further services of the same server, by their full names."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.name, *self.also)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +93,8 @@ async def open_endpoint(
     server = create_server(kind.max_receive_bytes, (*interceptors, *guards), settings.limits())
     add_servicer(server)
     if settings.reflection:
-        enable_reflection(server, [kind.name])
-    health = Health(server, [kind.name])
+        enable_reflection(server, kind.names)
+    health = Health(server, kind.names)
     address = bind(server, getattr(settings, kind.address_field), settings.server_tls())
     await server.start()
     try:

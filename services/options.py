@@ -120,7 +120,8 @@ def _typed(name: str, kind: Any, value: object) -> Any:
 def _parameter(name: str, field: FieldInfo, more_names: tuple[str, ...]) -> inspect.Parameter:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     spelled = name.replace("_", "-")
-    is_flag = field.annotation is bool
+    # A flag that is None until it is given decides by what is there.
+    is_flag = field.annotation in (bool, bool | None)
     option = typer.Option(
         f"--{spelled}/--no-{spelled}" if is_flag else f"--{spelled}",
         *extra.get("options", ()),

@@ -50,6 +50,14 @@ class FormsUnavailable(Exception):
     """This server has no structured output; the sentence says what is missing."""
 
 
+class Unsupported(Exception):
+    """A request asks for something that this server does not have; the sentence says what to leave out."""
+
+
+class TooFarBehind(Exception):
+    """A subscriber's place among numbered changes is not kept any more, or never was; it must begin anew."""
+
+
 def runner_failure(error: BaseException) -> RpcFailure | None:
     """Maps what a handler raised; None for what is unforeseen."""
     match error:
@@ -83,6 +91,10 @@ def runner_failure(error: BaseException) -> RpcFailure | None:
             return _failure(error, grpc.StatusCode.INVALID_ARGUMENT, "FORM_STUCK", field="structured_output")
         case FormsUnavailable():
             return _failure(error, grpc.StatusCode.UNIMPLEMENTED, "NO_STRUCTURED_OUTPUT")
+        case TooFarBehind():
+            return _failure(error, grpc.StatusCode.OUT_OF_RANGE, "TOO_FAR_BEHIND")
+        case Unsupported():
+            return _failure(error, grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED")
         case RequestFailed():
             return _failure(error, grpc.StatusCode.INTERNAL, "ENGINE_FAILED")
         case _:

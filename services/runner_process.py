@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import structlog
@@ -15,7 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from model_runner.engine import Engine
 from model_runner.engine_types import EngineState
-from services.authentication import open_authenticator
+from services.answering import Answering, ServedModel
+from services.authentication import open_guards
 from services.books_metrics import BooksMetrics
 from services.channels import ClientTls, check_tls, open_aio_channel
 from services.config import ModelRunnerSettings
@@ -24,15 +26,21 @@ from services.draining import Drainer
 from services.endpoint import Endpoint, ServiceKind, open_endpoint
 from services.errors import RUNNER_DOMAIN, StartupError, describe_rpc_error
 from services.grpc_server import RUNNER_MAX_RECEIVE_BYTES
+from services.load_meter import LoadMeter, Observers
 from services.metrics import new_registry
 from services.model_setup import Setup, set_up_model
 from services.runner_errors import runner_failure
 from services.runner_metrics import RunnerMetrics
-from services.runner_service import RUNNER_SERVICE_NAME, ModelRunnerServicer, ServedModel
+from services.runner_service import RUNNER_SERVICE_NAME, ModelRunnerServicer
 from services.session.link import GrpcLink
 from services.session_books import SessionBooks
 from services.signals import stop_signal
 from services.streams import Streams
+from services.vllm_choice import choose_vllm
+from services.vllm_metrics import VllmMetricNames
+
+if TYPE_CHECKING:
+    from services.vllm_side import VllmSide
 
 KIND = ServiceKind(
     RUNNER_SERVICE_NAME,
@@ -60,13 +68,13 @@ T = TypeVar("T")
 class _Readiness:
     """Turns the engine's changes of state into health and log lines, on the event loop."""
 
-    def __init__(self, endpoint: Endpoint, servicer: ModelRunnerServicer, settings: ModelRunnerSettings) -> None:
+    def __init__(self, endpoint: Endpoint, answering: Answering, settings: ModelRunnerSettings) -> None:
         self._endpoint = endpoint
         self._kv_address = kv_address = settings.kv_address
         self._kv_tls = settings.kv_tls()
         self._loop = asyncio.get_running_loop()
         self._served = False
-        servicer.waits_for = f"the KV manager at {kv_address}"
+        answering.waits_for = f"the KV manager at {kv_address}"
         self.refused: asyncio.Future[str] = self._loop.create_future()
         """Resolves with the KV manager's sentence when it refuses us before we ever served, or our pool is taken."""
 
@@ -132,26 +140,34 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
     with stop_signal() as stopped:
         registry = new_registry("model-runner")
         streams = Streams(asyncio.get_running_loop(), settings.max_unread_tokens)
-        servicer = ModelRunnerServicer(streams, settings.slow_reader_seconds)
-        add_servicer = partial(model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server, servicer)
-        authenticator = open_authenticator(settings)
-        guards = [authenticator] if authenticator else []
-        endpoint = await open_endpoint(KIND, settings, registry, add_servicer, guards)
+        answering = Answering(streams, settings.slow_reader_seconds)
+        vllm = choose_vllm(settings, answering)
+        kind = KIND if vllm is None else replace(KIND, also=(vllm.name,))
+        guards = open_guards(settings, vllm.open_methods if vllm is not None else ())
+        endpoint = await open_endpoint(kind, settings, registry, partial(_add_services, answering, vllm), guards)
         log.info(
             "model-runner starts",
             address=endpoint.address,
             metrics=f"http://{endpoint.metrics_address}/metrics",
         )
-        drainer = Drainer(servicer.traffic, endpoint.health)
+        drainer = Drainer(answering.traffic, endpoint.health)
         grace_seconds = 0.0
         try:
             await open_admin(endpoint, drainer, settings)
             setup = await _unless_stopped(asyncio.to_thread(set_up_model, settings, stopped.is_set), stopped)
             if setup is not None:
-                await _serve(settings, setup, endpoint, servicer, registry, stopped)
+                await _serve(settings, setup, endpoint, answering, vllm, registry, stopped)
                 grace_seconds = settings.grace_seconds
         finally:
-            await _stop(endpoint, servicer, drainer, grace_seconds)
+            await _stop(endpoint, answering, drainer, grace_seconds)
+            if vllm is not None:
+                await vllm.close()
+
+
+def _add_services(answering: Answering, vllm: VllmSide | None, server: grpc.aio.Server) -> None:
+    model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server(ModelRunnerServicer(answering), server)
+    if vllm is not None:
+        vllm.add_to(server)
 
 
 async def open_admin(endpoint: Endpoint, drainer: Drainer, settings: ModelRunnerSettings) -> None:
@@ -161,13 +177,13 @@ async def open_admin(endpoint: Endpoint, drainer: Drainer, settings: ModelRunner
         await endpoint.serve_also(settings.runner_admin_address, add)
 
 
-async def _stop(endpoint: Endpoint, servicer: ModelRunnerServicer, drainer: Drainer, grace_seconds: float) -> None:
+async def _stop(endpoint: Endpoint, answering: Answering, drainer: Drainer, grace_seconds: float) -> None:
     """Takes no new requests, lets those that it has end for `grace_seconds`, and then ends them."""
     await drainer.stop()
-    await servicer.traffic.wait_idle(grace_seconds)
-    if servicer.served is not None:
-        await asyncio.to_thread(servicer.served.engine.stop)
-        await asyncio.to_thread(servicer.served.forms.close)
+    await answering.traffic.wait_idle(grace_seconds)
+    if answering.served is not None:
+        await asyncio.to_thread(answering.served.engine.stop)
+        await asyncio.to_thread(answering.served.forms.close)
     # Those that were ended have a status on its way.
     await endpoint.stop(LAST_WORDS_SECONDS)
 
@@ -176,12 +192,13 @@ async def _serve(
     settings: ModelRunnerSettings,
     setup: Setup,
     endpoint: Endpoint,
-    servicer: ModelRunnerServicer,
+    answering: Answering,
+    vllm: VllmSide | None,
     registry: CollectorRegistry,
     stopped: asyncio.Event,
 ) -> None:
     """Runs the engine until the process is told to stop. Raises StartupError when the KV manager refuses us."""
-    readiness = _Readiness(endpoint, servicer, settings)
+    readiness = _Readiness(endpoint, answering, settings)
     books = SessionBooks(
         partial(GrpcLink, settings.kv_address, settings.kv_tls()),
         pool_id=settings.pool_id,
@@ -190,11 +207,19 @@ async def _serve(
         watch=BooksMetrics(registry, lambda: books.status()),
     )
     metrics = RunnerMetrics(registry, running=lambda: engine.counts()[0], waiting=lambda: engine.counts()[1])
+    meter = LoadMeter()
+    observer = metrics if vllm is None else Observers(metrics, meter)
     engine = Engine(
-        setup.executor, books, setup.tokenizer, setup.options, servicer.streams.deliver, readiness.listen, metrics
+        setup.executor, books, setup.tokenizer, setup.options, answering.streams.deliver, readiness.listen, observer
     )
     facts = setup.describe(settings.pool_id)
-    servicer.served = ServedModel(engine, setup.tokenizer, setup.limits, facts, setup.form_compiler())
+    if settings.vllm_metric_names:
+        VllmMetricNames(
+            registry, facts.model, facts.block_size, facts.num_blocks - 1, engine.counts, lambda: books.held_blocks
+        )
+    answering.served = ServedModel(engine, setup.tokenizer, setup.limits, facts, setup.form_compiler())
+    if vllm is not None:
+        vllm.begin(settings, setup, engine, books, meter)
     engine.start()
     readiness.warn_if_late()
     refusal = await _unless_stopped(readiness.refused, stopped)

@@ -30,6 +30,7 @@ from services.session.limits import SessionLimits
 from services.session.link import Dial
 from services.session.mirror import BrokenMirror, Mirror
 from services.session.session import Session, SessionState, SessionStatus, SessionWatch, SilentWatch
+from services.session.tap import Glance, SequenceTap
 
 _POLL_SECONDS = 0.01
 """Between two looks at a connection that is being made."""
@@ -63,6 +64,7 @@ class SessionBooks:
         self._watch = SilentWatch() if watch is None else watch
         self._clock = clock
         self._opened: Session | None = None
+        self._tap: SequenceTap | None = None
         self._waited = 0.0
         self._patience = self._limits.admit
 
@@ -192,6 +194,24 @@ class SessionBooks:
         session = self._opened
         return session.status() if session is not None else _NEVER_UP
 
+    def listen(self, tap: SequenceTap) -> Glance | None:
+        """From now on the tap is told the tokens of all sequences. Returns what is held, None before the pool is open.
+
+        Any thread may call it, one at a time.
+        """
+        self._tap = tap
+        session = self._opened
+        if session is None:
+            return None
+        session.mirror.tap = tap
+        return session.mirror.glance()
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that live sequences hold. Any thread may ask."""
+        session = self._opened
+        return session.mirror.held_blocks if session is not None else 0
+
     @property
     def _session(self) -> Session:
         if self._opened is None:
@@ -201,9 +221,11 @@ class SessionBooks:
     def _begin(self, facts: PoolFacts) -> Session:
         spec = spec_to_wire(self._cache.spec(facts))
         caches = self._cache.index is not IndexKind.NONE
+        mirror = Mirror(facts.num_blocks, facts.block_size, caches=caches)
+        mirror.tap = self._tap
         return Session(
             self._dial,
-            Mirror(facts.num_blocks, facts.block_size, caches=caches),
+            mirror,
             pb.SessionOpen(pool_id=self._pool_id, spec=spec, lease_blocks=self._lease_blocks),
             self._limits,
             self._watch,

@@ -34,7 +34,8 @@ log = structlog.get_logger()
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    tenant: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}$")
+    # Short enough for a digest behind it, as a request's name.
+    tenant: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,62}$")
     # What may stand in a header.
     token: str | None = Field(None, min_length=16, max_length=1024, pattern=r"^[\x21-\x7e]+$")
     token_sha256: str | None = Field(None, pattern=r"^[0-9A-Fa-f]{64}$")

@@ -18,6 +18,7 @@ from services.session.cached_tree import CachedBlock, CachedTree
 from services.session.foresight import Foresight
 from services.session.held import Held, Refused
 from services.session.orders import OrderBook, Outgoing
+from services.session.tap import Glance, SequenceTap
 
 
 class BrokenMirror(Exception):
@@ -46,6 +47,8 @@ class Mirror:
         self.speaks = False
         self.taken_total = 0
         """Blocks that were taken from the lease."""
+        self.tap: SequenceTap | None = None
+        """Is told the tokens of every sequence, before the KV manager is."""
         self._returned: list[int] = []
         self._handles = 0
         self._admitting: dict[int, Held] = {}
@@ -66,6 +69,8 @@ class Mirror:
         room = min(len(held.tokens) + len(fresh), len(held.blocks) * self.block_size)
         if update.computed_tokens > room:
             raise ValueError(f"{held.sequence_id!r} can't have {update.computed_tokens} computed tokens of {room}")
+        if self.tap is not None and fresh:
+            self.tap.tell(held.handle, len(held.tokens), array("I", fresh))
         held.tokens.extend(fresh)
         held.computed = max(held.computed, update.computed_tokens)
         if held.computed >= held.promised:
@@ -116,6 +121,8 @@ class Mirror:
         held = self._held(sequence_id)
         if not max(1, held.computed) <= num_tokens <= len(held.tokens):
             raise ValueError(f"{sequence_id!r} can't be cut to {num_tokens} tokens: {held.computed} are computed")
+        if self.tap is not None:
+            self.tap.cut(held.handle, num_tokens)
         num_blocks = min(len(held.blocks), -(-num_tokens // self.block_size))
         held.shown = min(held.shown, num_blocks)
         if self.speaks and held.sent <= num_tokens and not held.taken:
@@ -145,6 +152,8 @@ class Mirror:
         if self.speaks:
             self.orders.fork(parent, children)
         for child in children:
+            if self.tap is not None:
+                self.tap.begin(child.handle, child.salt, child.tokens)
             self._enter(child)
             self._count(child.blocks)
 
@@ -166,6 +175,8 @@ class Mirror:
         held.forks_often = request.forks_often
         held.skips_cache_write = request.skip_cache_write
         self._admitting[handle] = held
+        if self.tap is not None:
+            self.tap.begin(handle, held.salt, held.tokens)
         self.orders.admit(handle, request)
         return handle
 
@@ -176,7 +187,10 @@ class Mirror:
     def withdraw(self, handle: int) -> None:
         """Nobody waits for this admission any more: if it succeeds, the sequence ends at once."""
         held = self._admitting.pop(handle, None)
-        if held is not None and self.speaks:
+        if held is None:
+            return
+        self._untap([held])
+        if self.speaks:
             held.mark_sent()
             self.orders.end([held], False)
 
@@ -220,6 +234,19 @@ class Mirror:
             self._asked[number] = askers
         return Outgoing(orders, to_column(returned), askers)
 
+    def glance(self) -> Glance:
+        """What is held, as another thread sees it: each part is of one moment, and not all of the same."""
+        # Admissions first: one that becomes live meanwhile is seen twice rather than never.
+        sequences = [*self._admitting.copy().values(), *self.live.copy().values()]
+        return Glance(
+            [(each.handle, each.salt, each.tokens[:], each.blocks[:]) for each in sequences], self.cached.blocks.copy()
+        )
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that live sequences hold. Any thread may ask."""
+        return len(self.counts) - self.counts.count(0)
+
     @property
     def holds_something(self) -> bool:
         """Whether there is anything to report."""
@@ -259,6 +286,7 @@ class Mirror:
     def forget(self) -> None:
         """Nothing is held any more: the books of the KV manager will begin empty."""
         self.silence()
+        self._untap(self.live.values())
         self.live.clear()
         self.by_handle.clear()
         self.counts = [0] * len(self.counts)
@@ -312,6 +340,7 @@ class Mirror:
     def _leave(self, held: Held) -> None:
         """Its blocks are nobody's, or can still be hit; the beginning of the chain outlives its end."""
         del self.live[held.sequence_id], self.by_handle[held.handle]
+        self._untap([held])
         if held.promised:
             self._break_promise(held)
         full = min(held.computed, held.sound) // self.block_size if self.caches else 0
@@ -369,7 +398,9 @@ class Mirror:
 
     def _apply_refusal(self, refusal: pb.Refusal, asked: dict[int, Held], askers: dict[int, Held]) -> None:
         refused = Refused(refusal.reason, refusal.sentence)
-        if self._admitting.pop(refusal.handle, None) is not None:
+        admitting = self._admitting.pop(refusal.handle, None)
+        if admitting is not None:
+            self._untap([admitting])
             self._results[refusal.handle] = refused
             return
         if refusal.handle in askers:
@@ -377,12 +408,18 @@ class Mirror:
         elif refusal.handle not in asked and refusal.handle in self.by_handle:
             raise BrokenMirror(f"{self.by_handle[refusal.handle].sequence_id!r}: {refusal.sentence}")
 
+    def _untap(self, ended: Iterable[Held]) -> None:
+        if self.tap is not None:
+            for held in ended:
+                self.tap.end(held.handle)
+
     def _forget_questions(self) -> None:
         for held in self.live.values():
             held.asked = held.wants = 0
             held.copy_due = False
             held.refused = None
         self._asked.clear()
+        self._untap(self._admitting.values())
         self._admitting.clear()
         self._results.clear()
 

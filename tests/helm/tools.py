@@ -1,18 +1,19 @@
-"""Real helm, kubectl and the Kubernetes schemas for the tests of the chart."""
+"""Real helm and kubectl for the tests of the chart."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from tests.required import TOOLS, require, require_module
+from tests.required import TOOLS, require
 
 CHART = Path(__file__).parents[2] / "helm" / "octavo"
 HelmVersion = Literal["3", "4"]
 HELM_VERSIONS: tuple[HelmVersion, ...] = ("3", "4")
 KUBERNETES_VERSIONS = ("1.29", "1.33", "1.37")
+"""The oldest that the chart takes, one in the middle, and the newest that there are schemas of."""
 PATIENCE_SECONDS = 300
 
 _HELM = {"3": "helm-3.17.2", "4": "helm-4.3.1"}
@@ -38,22 +39,6 @@ def helm(
 def kubectl(*arguments: str | Path, home: Path, kubeconfig: Path) -> subprocess.CompletedProcess[str]:
     """Runs kubectl to its end."""
     return _run(kubectl_path(), arguments, home, kubeconfig)
-
-
-def validate_strictly(document: dict[str, Any], kubernetes: str) -> str | None:
-    """What is wrong with an object in the eyes of a Kubernetes version ('1.33'), unknown fields included.
-
-    None when nothing is. Raises `kubernetes_validate.SchemaNotFoundError` for a kind that has no schema, such as a
-    custom resource.
-    """
-    require_module("kubernetes_validate", "`make test` brings it")
-    import kubernetes_validate
-
-    try:
-        kubernetes_validate.validate(document, kubernetes, strict=True)
-    except kubernetes_validate.ValidationError as error:
-        return f"{'.'.join(map(str, error.path))}: {error.message}"
-    return None
 
 
 def _tool(name: str) -> Path:

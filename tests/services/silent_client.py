@@ -18,10 +18,10 @@ SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024
 class Silent:
     """Use as a context manager; `call` is the stream, to be read or not."""
 
-    def __init__(self, address: str, request: pb.GenerateRequest) -> None:
+    def __init__(self, address: str, request: pb.GenerateRequest, timeout: float = WAIT_SECONDS) -> None:
         self._channel = grpc.insecure_channel(address, options=(*CHANNEL_OPTIONS, *SMALL_WINDOW))
         stub = model_runner_pb2_grpc.ModelRunnerServiceStub(self._channel)
-        self.call = stub.Generate(request, timeout=WAIT_SECONDS)
+        self.call = stub.Generate(request, timeout=timeout)
 
     def __enter__(self) -> Silent:
         return self

@@ -15,7 +15,7 @@ from octavo.runner.v1 import model_runner_pb2 as pb
 from octavo.runner.v1 import model_runner_pb2_grpc
 
 from model_runner.request import FinishReason
-from services.authentication import open_authenticator
+from services.authentication import open_guards
 from services.channels import open_channel
 from services.client import AsyncClient, Client, OctavoError
 from services.config import ClientSettings, ModelRunnerSettings, load_settings
@@ -212,19 +212,19 @@ def settings_of(directory: Path, **given: Any) -> ModelRunnerSettings:
 def test_tokens_do_not_cross_a_network_in_the_clear(tmp_path: Path, given: dict[str, Any], is_fine: bool) -> None:
     settings = settings_of(tmp_path, **given)
     if is_fine:
-        assert open_authenticator(settings) is not None
+        assert len(open_guards(settings)) == 1
         return
     with pytest.raises(StartupError, match=r"give --tls-cert and --tls-key, or --allow-plaintext-tokens"):
-        open_authenticator(settings)
+        open_guards(settings)
 
 
 def test_a_hash_without_salts_keeps_no_tenants_apart(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--block-hash xxh3"):
-        open_authenticator(settings_of(tmp_path, block_hash="xxh3"))
+        open_guards(settings_of(tmp_path, block_hash="xxh3"))
 
 
 def test_without_a_file_there_is_no_guard() -> None:
-    assert open_authenticator(load_settings(ModelRunnerSettings)) is None
+    assert open_guards(load_settings(ModelRunnerSettings)) == ()
 
 
 def test_the_tools_take_a_token_from_environment_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_a_server_that_stops_takes_nothing_new_and_ends_what_is_late(tmp_path: P
         failures: list[OctavoError] = []
         reader.start()
         wait_until(lambda: server.engine.counts() == (1, 1))
-        server.servicer.traffic.stopping = True
+        server.answering.traffic.stopping = True
         with pytest.raises(OctavoError, match="shutting down; send the request to another one") as refused:
             list(client.generate(PROMPT))
         assert (refused.value.code, refused.value.reason) == ("UNAVAILABLE", "STOPPING")

@@ -12,8 +12,10 @@ from octavo.runner.v1 import model_runner_pb2 as pb
 from model_runner.engine import Engine
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import Limits
+from services.answering import Answering, ServedModel
 from services.form_compiler import FormCompiler
-from services.runner_service import LONG_TEXT, ModelRunnerServicer, ServedModel
+from services.long_texts import LONG_TEXT
+from services.runner_service import ModelRunnerServicer
 from services.streams import Streams
 
 CONTEXT = cast(Any, None)
@@ -40,11 +42,11 @@ class HeldTokenizer:
 
 
 def servicer_with(tokenizer: HeldTokenizer) -> ModelRunnerServicer:
-    servicer = ModelRunnerServicer(Streams(asyncio.get_running_loop()))
+    answering = Answering(Streams(asyncio.get_running_loop()))
     limits = Limits(vocab_size=100, max_sequence_tokens=1_000_000)
     engine, forms = cast(Engine, None), cast(FormCompiler, None)
-    servicer.served = ServedModel(engine, cast(Tokenizer, tokenizer), limits, pb.GetModelResponse(), forms)
-    return servicer
+    answering.served = ServedModel(engine, cast(Tokenizer, tokenizer), limits, pb.GetModelResponse(), forms)
+    return ModelRunnerServicer(answering)
 
 
 def text(length: int) -> pb.TokenizeRequest:

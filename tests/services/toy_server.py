@@ -20,7 +20,8 @@ from model_runner.engine_types import EngineOptions, EngineState
 from model_runner.scheduler import SchedulerLimits
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import Limits
-from services.authentication import open_authenticator
+from services.answering import Answering, ServedModel
+from services.authentication import open_guards
 from services.books_inprocess import InProcessBooks
 from services.channels import ClientTls
 from services.client import Client
@@ -30,7 +31,7 @@ from services.endpoint import Endpoint, open_endpoint
 from services.form_compiler import FormCompiler
 from services.runner_metrics import RunnerMetrics
 from services.runner_process import KIND, open_admin
-from services.runner_service import ModelRunnerServicer, ServedModel
+from services.runner_service import ModelRunnerServicer
 from services.streams import Streams
 from tests.model_runner.toy_model import VOCAB_SIZE, ToyExecutor, ToyTokenizer
 from tests.services.kv_support import WAIT_SECONDS, LoopThread, scrape
@@ -83,16 +84,15 @@ class ToyServer:
         )
         self._serves = threading.Event()
         self._thread = LoopThread()
-        self._endpoint, self.servicer, self.engine = self._thread.run(self._open())
+        self._endpoint, self.answering, self.engine = self._thread.run(self._open())
 
-    async def _open(self) -> tuple[Endpoint, ModelRunnerServicer, Engine]:
+    async def _open(self) -> tuple[Endpoint, Answering, Engine]:
         registry = CollectorRegistry()
         streams = Streams(asyncio.get_running_loop(), self.settings.max_unread_tokens)
-        servicer = ModelRunnerServicer(streams, self.settings.slow_reader_seconds)
-        add = partial(model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server, servicer)
-        authenticator = open_authenticator(self.settings)
-        endpoint = await open_endpoint(KIND, self.settings, registry, add, [authenticator] if authenticator else [])
-        await open_admin(endpoint, Drainer(servicer.traffic, endpoint.health), self.settings)
+        answering = Answering(streams, self.settings.slow_reader_seconds)
+        add = partial(model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server, ModelRunnerServicer(answering))
+        endpoint = await open_endpoint(KIND, self.settings, registry, add, open_guards(self.settings))
+        await open_admin(endpoint, Drainer(answering.traffic, endpoint.health), self.settings)
         metrics = RunnerMetrics(registry, running=lambda: engine.counts()[0], waiting=lambda: engine.counts()[1])
         tokenizer = SpellingTokenizer()
         engine = Engine(
@@ -107,8 +107,8 @@ class ToyServer:
         limits = Limits(VOCAB_SIZE, self._options.max_sequence_tokens)
         forms = FormCompiler(cast(Tokenizer, tokenizer), VOCAB_SIZE, ())
         facts = pb.GetModelResponse(model="toy")
-        servicer.served = ServedModel(engine, cast(Tokenizer, tokenizer), limits, facts, forms)
-        return endpoint, servicer, engine
+        answering.served = ServedModel(engine, cast(Tokenizer, tokenizer), limits, facts, forms)
+        return endpoint, answering, engine
 
     def __enter__(self) -> ToyServer:
         self.engine.start()
@@ -143,7 +143,7 @@ class ToyServer:
         """Entries that wait to be read, by request, as the event loop sees them."""
 
         async def read() -> dict[str, int]:
-            return {name: stream.unread for name, stream in self.servicer.streams._open.items()}
+            return {name: stream.unread for name, stream in self.answering.streams._open.items()}
 
         return self._thread.run(read())
 

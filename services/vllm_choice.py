@@ -1,0 +1,38 @@
+"""Whether a model runner serves vllm.grpc.engine.VllmEngine too: as told, or else where smg-grpc-proto is installed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+from google.protobuf.runtime_version import VersionError
+
+from services.answering import Answering
+from services.config import ModelRunnerSettings
+from services.errors import StartupError
+
+if TYPE_CHECKING:
+    from services.vllm_side import VllmSide
+
+log = structlog.get_logger()
+
+
+def choose_vllm(settings: ModelRunnerSettings, answering: Answering) -> VllmSide | None:
+    """The second contract, or None without it. Raises StartupError when it is wanted and can't be had."""
+    if settings.vllm_grpc is False:
+        return None
+    try:
+        from services.vllm_side import VllmSide
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("smg_grpc_proto"):
+            raise
+        if settings.vllm_grpc:
+            raise StartupError("--vllm-grpc needs smg-grpc-proto: pip install 'octavo[gateway]'.") from None
+        return None
+    except (VersionError, RuntimeError) as error:
+        # What generated code says of a grpcio or protobuf that is older than it wants.
+        if settings.vllm_grpc:
+            raise StartupError(f"--vllm-grpc: the installed smg-grpc-proto cannot be used: {error}") from None
+        log.warning("VllmEngine is not served: the installed smg-grpc-proto cannot be used", reason=str(error))
+        return None
+    return VllmSide(answering)
