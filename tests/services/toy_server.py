@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -138,6 +138,10 @@ class ToyServer:
     @property
     def endpoint(self) -> Endpoint:
         return self._endpoint
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Carries something out on the server's event loop."""
+        return self._thread.run(work)
 
     def unread(self) -> dict[str, int]:
         """Entries that wait to be read, by request, as the event loop sees them."""
