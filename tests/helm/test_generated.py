@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from helm.generated import write_or_check
-from helm.values_table import BEGIN, END, Value, chart_values, readme_with, table
+from helm.generated import CHART, write_or_check
+from helm.values_schema import schema_text
+from helm.values_table import BEGIN, END, README, Value, chart_values, readme_with, table
 
 VALUES = """\
 # What the chart takes.
@@ -24,6 +25,12 @@ folder:
     map:
       key: true
 """
+
+
+def test_the_chart_has_what_the_code_makes() -> None:
+    assert (CHART / "values.schema.json").read_text() == schema_text(), "run `python -m helm.values_schema`"
+    readme = README.read_text()
+    assert readme == readme_with(table(chart_values()), readme), "run `python -m helm.values_table`"
 
 
 def written(tmp_path: Path, text: str) -> Path:
