@@ -74,6 +74,7 @@ lint: $(STAMP)
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python -m helm.values_schema --check
 	$(BIN)/python -m helm.values_table --check
+	$(BIN)/python -m helm.dashboards --check
 
 protos: $(STAMP)
 	$(BIN)/python protos/generate.py
