@@ -107,7 +107,7 @@ def test_settings_exist() -> None:
     values = {
         part for each in values_of(yaml.safe_load((CHART / "values.yaml").read_text())) for part in each.split(".")
     }
-    of_kubernetes = {"preStop", "progressDeadlineSeconds", "maxUnavailable", "maxSurge"}
+    of_kubernetes = {"preStop", "subPath", "progressDeadlineSeconds", "maxUnavailable", "maxSurge"}
     named = {each for each in inline_code() if re.fullmatch("[a-z]+[A-Z][A-Za-z]+", each)}
     assert named
     assert named <= camel_settings() | values | of_kubernetes, named - camel_settings() - values
