@@ -8,7 +8,7 @@ TOOLS := $(VENV)/.tools
 COMPILED := .compiled
 # Test files run side by side, each whole in one process: its tests share the services that it starts.
 WORKERS ?= 2
-PYTEST := -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test test-compiled compiled image image-test locks lint protos bench-peers bench-books serve-peers clean
 
@@ -74,6 +74,7 @@ lint: $(STAMP)
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python -m helm.values_schema --check
 	$(BIN)/python -m helm.values_table --check
+	$(BIN)/python -m helm.dashboards --check
 
 protos: $(STAMP)
 	$(BIN)/python protos/generate.py

@@ -45,9 +45,13 @@ def values_schema() -> Schema:
     }
 
 
+def schema_text() -> str:
+    """The text of values.schema.json."""
+    return json.dumps(values_schema(), indent=2) + "\n"
+
+
 def main() -> int:
-    text = json.dumps(values_schema(), indent=2) + "\n"
-    return write_or_check(CHART / "values.schema.json", text, "python -m helm.values_schema")
+    return write_or_check(CHART / "values.schema.json", schema_text(), "python -m helm.values_schema")
 
 
 def _objects_and_images() -> dict[str, Schema]:

@@ -21,6 +21,7 @@ from heapq import heapify, heappop, heappush
 from kvmanager.ghosts import MOST_TURNS, MOST_USES, Ghosts, class_kept, remembered, turn_kept, uses_kept, waited
 from kvmanager.policy import EvictionPolicy
 from kvmanager.recency_guard import RecencyGuard
+from kvmanager.residency import Residency
 from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket, class_of
 from kvmanager.runs import NO_GROUP, Run, Runs
 
@@ -44,7 +45,8 @@ class AdaptiveEviction(EvictionPolicy):
     )
     # fmt: on
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, residency: Residency | None = None) -> None:
+        super().__init__(residency or Residency(num_blocks))
         self._room = max(1, num_blocks - 2)
         self._runs = Runs(num_blocks)
         self._watched = bytearray(num_blocks)
@@ -69,7 +71,9 @@ class AdaptiveEviction(EvictionPolicy):
 
     def store(self, blocks: list[int], names: list[bytes], depth: int) -> None:
         before = self._now
-        self._runs.add(Run(blocks[:], depth))
+        run = Run(blocks[:], depth)
+        self._runs.add(run)
+        self.residency.stored(run, names)
         places = [place for place in range(min(len(names), WATCHED - 1 - depth)) if names[place][0] % WATCHED == 0]
         for place in [*places, *_later_places(depth, 0, len(blocks))]:
             self._now = before + place + 1
@@ -86,6 +90,7 @@ class AdaptiveEviction(EvictionPolicy):
             run.uses = min(MOST_USES, run.uses + 1)
             if run.cached:
                 run.cached = False
+                self.residency.woken(run)
                 run.wait = age_bucket((self._now - run.stamp) // self._unit)
                 watched = self._num_watched(run)
                 self._model.count_returned(run.kind * AGES + run.wait, watched)
@@ -115,6 +120,7 @@ class AdaptiveEviction(EvictionPolicy):
             run.uses, run.turn, run.wait, run.kind = uses, turn, 0, kind
             run.stamp, run.cached = self._now, True
             watched += self._num_watched(run)
+        self.residency.idled(runs)
         if runs:
             self._runs.end(self._runs.join(runs)[-1]).kind += 1
         if watched:
@@ -126,6 +132,7 @@ class AdaptiveEviction(EvictionPolicy):
         run = self._runs.of(blocks[0])
         if run.group != NO_GROUP:
             self._unlink(run)
+        self.residency.evicted(run, names)
         end = len(run.blocks)
         places = self._watched_places(run, end - len(blocks))
         places.reverse()

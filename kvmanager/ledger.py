@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from kvmanager.adaptive import AdaptiveEviction
 from kvmanager.blocks import BlockPool
 from kvmanager.check import check_pool
+from kvmanager.clock import Clock, no_time
 from kvmanager.errors import InvalidArgument, UnknownSequence
 from kvmanager.events import EventKind, EventLog, IndexEvent
 from kvmanager.hashing import HashChain
@@ -18,6 +18,7 @@ from kvmanager.lru import LruEviction
 from kvmanager.policy import EvictionPolicy
 from kvmanager.prefix_index import NO_NAME, CheckedHashIndex, HashIndex, NoIndex, PrefixIndex
 from kvmanager.radix_index import RadixIndex
+from kvmanager.residency import Residency
 from kvmanager.sequence import Sequence
 from kvmanager.types import (
     BASE_SCOPE,
@@ -37,18 +38,12 @@ from kvmanager.types import (
 )
 from kvmanager.validation import check_scope, check_spans, check_spec, parse_token_ids
 
-Clock = Callable[[], float]
-
-
-def no_time() -> float:
-    """The clock of a pool that is given none: it stands still."""
-    return 0.0
-
 
 class Ledger:
     """The state of one pool and its read-only verbs. Not thread-safe: one owner calls it.
 
-    clock: seconds that only grow, for pins; a pool without one pins for ever. events: where changes of the index go.
+    clock: seconds that only grow, for pins and residency; a pool without one pins for ever. events: where changes of
+    the index go.
     """
 
     def __init__(self, spec: PoolSpec, clock: Clock = no_time, events: EventLog | None = None) -> None:
@@ -61,7 +56,12 @@ class Ledger:
         """The lookups that the totals counted last."""
         self.events = EventLog() if events is None else events
         self.block_pool = BlockPool(
-            spec.num_blocks, spec.block_size, _policy(spec), _index(spec), self.totals, self.events
+            spec.num_blocks,
+            spec.block_size,
+            _policy(spec, Residency(spec.num_blocks, clock)),
+            _index(spec),
+            self.totals,
+            self.events,
         )
         self.live: dict[str, Sequence] = {}
         self.lease = Lease()
@@ -124,6 +124,11 @@ class Ledger:
             blocks.pins.idle,
             len(self.lease),
         )
+
+    @property
+    def residency(self) -> Residency:
+        """How long cached content lives."""
+        return self.block_pool.policy.residency
 
     def tenant_usage(self, salt: str = "") -> TenantUsage:
         """What the tenant of a salt occupies; the base tenant for none."""
@@ -192,10 +197,10 @@ class Ledger:
         )
 
 
-def _policy(spec: PoolSpec) -> EvictionPolicy:
+def _policy(spec: PoolSpec, residency: Residency) -> EvictionPolicy:
     if spec.eviction is EvictionKind.LRU:
-        return LruEviction(spec.num_blocks)
-    return AdaptiveEviction(spec.num_blocks)
+        return LruEviction(spec.num_blocks, residency)
+    return AdaptiveEviction(spec.num_blocks, residency)
 
 
 def _index(spec: PoolSpec) -> PrefixIndex:

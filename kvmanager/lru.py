@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvmanager.policy import EvictionPolicy
+from kvmanager.residency import Residency
 from kvmanager.runs import Run, Runs
 from kvmanager.victims import Victims
 
@@ -16,27 +17,36 @@ class LruEviction(EvictionPolicy):
 
     __slots__ = ("_now", "_offer", "_runs")
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, residency: Residency | None = None) -> None:
+        super().__init__(residency or Residency(num_blocks))
         self._runs = Runs(num_blocks)
         self._offer = Victims()
         self._now = 0
 
     def store(self, blocks: list[int], names: list[bytes], depth: int) -> None:
-        self._runs.add(Run(blocks[:], depth))
+        run = Run(blocks[:], depth)
+        self._runs.add(run)
+        self.residency.stored(run, names)
 
     def hit(self, blocks: list[int]) -> None:
-        self._runs.cover(blocks)
+        for run in self._runs.cover(blocks):
+            if run.cached:
+                run.cached = False
+                self.residency.woken(run)
 
     def release(self, blocks: list[int]) -> None:
         self._now += 1
         runs = self._runs.cover(blocks[::-1])
         for run in runs:
-            run.stamp = self._now
+            run.stamp, run.cached = self._now, True
+        self.residency.idled(runs)
         self._runs.join(runs)
 
     def evicted(self, blocks: list[int], names: list[bytes]) -> None:
         self._offer.retract(blocks[0])
-        self._runs.shorten(self._runs.of(blocks[0]), len(blocks))
+        run = self._runs.of(blocks[0])
+        self.residency.evicted(run, names)
+        self._runs.shorten(run, len(blocks))
 
     def forget(self, block: int) -> None:
         self._runs.drop(block)

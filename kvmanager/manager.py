@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import Enum
 
+from kvmanager.clock import Clock, no_time
 from kvmanager.errors import PoolDiffers, SessionTaken, StaleEpoch, UnknownPool
 from kvmanager.events import EventLog
-from kvmanager.ledger import Clock, no_time
 from kvmanager.runner_pool import RunnerPool
 from kvmanager.types import PoolSpec
 from kvmanager.validation import check_id

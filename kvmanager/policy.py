@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from kvmanager.residency import Residency
+
 
 class EvictionPolicy(ABC):
     """The order in which cached blocks are given up. No verb but offered() may scan the blocks.
 
-    A list of blocks is always of one chain, in its order or against it.
+    A list of blocks is always of one chain, in its order or against it. `residency` is told how long contents live.
     """
 
-    __slots__ = ()
+    __slots__ = ("residency",)
+
+    def __init__(self, residency: Residency) -> None:
+        self.residency = residency
 
     # What happens to blocks, whether on offer or not.
 

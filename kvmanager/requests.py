@@ -61,6 +61,7 @@ class Requests(Ledger):
         """Refuses when the tenant's quota leaves less than `needed` blocks now."""
         if tenant.quota and needed > tenant.room:
             self.totals.allocation_failures += 1
+            self.totals.quota_failures += 1
             raise QuotaShort(
                 f"{needed} blocks are needed, and the salt's quota of {tenant.quota} leaves {tenant.room} beside the "
                 f"{tenant.held} held and {tenant.pinned} pinned ones; retry when its sequences have ended",
@@ -74,6 +75,7 @@ class Requests(Ledger):
         pinned = len(self.block_pool.pins.until) + self.promised_pins
         if pinned_blocks and pinned + pinned_blocks > limit:
             self.totals.allocation_failures += 1
+            self.totals.pin_failures += 1
             raise PinsExhausted(
                 f"{pinned_blocks} blocks are to be pinned, {pinned} are already, and at most {limit} may be, half of "
                 "the pool; pin less, or retry when pins have run out",

@@ -11,13 +11,15 @@ class Run:
     """`blocks` follow each other in a chain from index `depth` on; none is in two runs. Owned by its policy.
 
     number: its place among the runs of its policy. uses, turn, wait and kind are what AdaptiveEviction learns from.
-    stamp: when the blocks were released. cached: nobody holds them. group: the list of runs on offer that it is in,
+    stamp: when the blocks were released. born, idle_since: when they were computed, on average, and last let go, in
+    seconds of the pool's clock. cached: nobody holds them. group: the list of runs on offer that it is in,
     between `before` and `after`; NO_GROUP for none.
     """
 
     # fmt: off
     __slots__ = (
-        "after", "before", "blocks", "cached", "depth", "group", "kind", "number", "stamp", "turn", "uses", "wait",
+        "after", "before", "blocks", "born", "cached", "depth", "group", "idle_since", "kind", "number", "stamp",
+        "turn", "uses", "wait",
     )
     # fmt: on
 
@@ -30,6 +32,8 @@ class Run:
         self.wait = 0
         self.kind = 0
         self.stamp = 0
+        self.born = 0.0
+        self.idle_since = 0.0
         self.cached = False
         self.group = NO_GROUP
         self.before: Run | None = None
@@ -40,6 +44,7 @@ class Run:
         run = Run(self.blocks[:count], self.depth)
         run.uses, run.turn, run.wait, run.kind = self.uses, self.turn, self.wait, self.kind
         run.stamp, run.cached = self.stamp, self.cached
+        run.born, run.idle_since = self.born, self.idle_since
         return run
 
 
@@ -121,7 +126,9 @@ class Runs:
             left = joined[-1]
             if left.uses != right.uses or left.depth + len(left.blocks) != right.depth:
                 joined.append(right)
-            elif len(left.blocks) < len(right.blocks):
+                continue
+            left.born = right.born = _mean_born(left, right)
+            if len(left.blocks) < len(right.blocks):
                 right.blocks[:0] = left.blocks
                 right.depth = left.depth
                 self._claim(left.blocks, right)
@@ -159,3 +166,11 @@ class Runs:
         numbers, number = self._numbers, run.number
         for block in blocks:
             numbers[block] = number
+
+
+def _mean_born(left: Run, right: Run) -> float:
+    """Of all blocks of both."""
+    if left.born == right.born:
+        return left.born
+    blocks = len(left.blocks) + len(right.blocks)
+    return (left.born * len(left.blocks) + right.born * len(right.blocks)) / blocks

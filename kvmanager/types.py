@@ -204,7 +204,8 @@ class Occupancy:
 class Totals:
     """Counts since the pool was opened; they only grow. Units: blocks, tokens for queried/hit, verbs for failures.
 
-    allocated + reused = freed + held: a block is taken fresh, or held again while it was cached.
+    allocated + reused = freed + held: a block is taken fresh, or held again while it was cached. Of the allocation
+    failures, quota_failures met a tenant's quota, pin_failures the limit of pins, and all others the end of the pool.
     """
 
     allocated_blocks: int = 0
@@ -218,6 +219,8 @@ class Totals:
     allocation_failures: int = 0
     unknown_frees: int = 0
     removed_blocks: int = 0
+    quota_failures: int = 0
+    pin_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

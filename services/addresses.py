@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass
 
 MAX_UNIX_PATH_BYTES = 107
@@ -72,3 +73,10 @@ def _unix_path(text: str) -> str:
             f"The socket path {path!r} has {size} bytes, and a Unix socket takes {MAX_UNIX_PATH_BYTES} at most."
         )
     return path
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody has at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

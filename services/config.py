@@ -228,6 +228,17 @@ class ModelRunnerSettings(RunnerServerSettings):
 class UpSettings(KvManagerSettings, ModelRunnerSettings):
     """Both services, started together."""
 
+    gateway: bool = Field(
+        False,
+        description="Starts smg in front of the runner: an OpenAI-compatible API (pip install 'octavo[gateway]').",
+    )
+    gateway_address: TcpAddressText = Field(
+        "127.0.0.1:30000", description="host:port of the gateway. It asks nobody for a key: keep it on this machine."
+    )
+    gateway_metrics_address: TcpAddressText = Field(
+        "127.0.0.1:9403", description="host:port of the gateway's Prometheus metrics."
+    )
+
 
 class ClientSettings(OctavoSettings):
     """The tools that call a service."""

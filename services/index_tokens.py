@@ -16,7 +16,7 @@ from services.columns import from_column
 from services.session.tap import Glance, Told
 
 SPARE_NAMES = 4096
-"""Names that are kept although the index does not have them, before they are looked through."""
+"""New names that come before the others are looked through."""
 
 
 class NamedBlock(NamedTuple):
@@ -36,6 +36,8 @@ class IndexTokens:
         self._chains: dict[int, HashChain] = {}
         self._named: dict[bytes, NamedBlock] = {}
         self._room = SPARE_NAMES
+        self._spare: set[bytes] = set()
+        """Names that nobody had when there were many."""
 
     def block(self, name: bytes) -> NamedBlock | None:
         """The block of this name; None for one that no known sequence has."""
@@ -68,12 +70,18 @@ class IndexTokens:
             self._name_cached(block, glance, name_of)
 
     def keep(self, index: Container[bytes]) -> None:
-        """Forgets names that neither a live sequence nor the index has, when there may be many."""
+        """Forgets names that neither a live sequence nor the index has, nor had the last time that there were many.
+
+        The index may hear of a block only after its sequence has ended.
+        """
         if len(self._named) <= self._room:
             return
         live = {name for chain in self._chains.values() for name in chain.names}
-        self._named = {name: block for name, block in self._named.items() if name in live or name in index}
-        self._room = 2 * len(self._named) + SPARE_NAMES
+        spare = {name for name in self._named if name not in live and name not in index}
+        for name in spare & self._spare:
+            del self._named[name]
+        self._spare = spare
+        self._room = len(self._named) + SPARE_NAMES
 
     def _chain(self, salt: str) -> HashChain:
         return HashChain(array("I"), self._block_size, CacheScope(salt=salt), algorithm=self._algorithm)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from kvmanager.manager import KvManager
+from kvmanager.residency import BOUNDS, Durations, Residency
 from kvmanager.types import Occupancy, PoolSpec, Totals
 from services.presence import PoolSession, Presence
 
@@ -22,7 +30,10 @@ class PoolReading:
     epoch: int
     spec: PoolSpec
     occupancy: Occupancy
+    available_blocks: int
+    references: int
     totals: Totals
+    durations: tuple[Durations, ...]
     imbalance: int
     index_names: int
     last_event: int
@@ -43,6 +54,16 @@ def _usage(reading: PoolReading) -> float:
 
 _GAUGES = (
     _Series("usable_blocks", "Blocks that can be handed out: all but the null block.", lambda r: r.spec.usable_blocks),
+    _Series(
+        "available_blocks",
+        "Blocks free, or cached and not pinned.",
+        lambda r: r.available_blocks,
+    ),
+    _Series(
+        "block_references",
+        "Entries of block tables and of the lease.",
+        lambda r: r.references,
+    ),
     _Series("shared_blocks", "Held blocks that more than one table names.", lambda r: r.occupancy.shared_blocks),
     _Series("pinned_blocks", "Cached blocks that may not be given up yet.", lambda r: r.occupancy.pinned_blocks),
     _Series("leased_blocks", "Held blocks that are spares of a runner.", lambda r: r.occupancy.leased_blocks),
@@ -66,8 +87,25 @@ _COUNTERS = (
     _Series("copies", "Copy-on-write orders, one block each.", lambda r: r.totals.copies),
     _Series("prefix_query_tokens", "Prompt tokens looked up in the cache.", lambda r: r.totals.queried_tokens),
     _Series("prefix_hit_tokens", "Prompt tokens found in the cache.", lambda r: r.totals.hit_tokens),
-    _Series("allocation_failures", "Verbs refused for want of blocks.", lambda r: r.totals.allocation_failures),
     _Series("unknown_frees", "Sequences that Free did not know.", lambda r: r.totals.unknown_frees),
+)
+
+_HISTOGRAMS = (
+    ("block_lifetime", "Seconds from the computation of a block's content to its eviction."),
+    ("block_idle_before_evict", "Seconds from a block's last use to its eviction."),
+    ("block_reuse_gap", "Seconds that a cached block lay between two uses."),
+    (
+        "block_return",
+        "Seconds from a block's eviction until the same content was computed again: an estimate from a sample of the "
+        "latest evictions.",
+    ),
+)
+"""In the order of PoolReading.durations."""
+
+_FAILURES = (
+    ("pool", lambda t: t.allocation_failures - t.quota_failures - t.pin_failures),
+    ("quota", lambda t: t.quota_failures),
+    ("pins", lambda t: t.pin_failures),
 )
 
 _STATES = (
@@ -100,6 +138,9 @@ class BooksCollector(Collector):
         for series in _COUNTERS:
             counter = CounterMetricFamily(f"octavo_kv_{series.name}", series.help, labels=["pool"])
             yield _filled(counter, series, readings)
+        yield _failures(readings)
+        for place, (name, text) in enumerate(_HISTOGRAMS):
+            yield _histogram(name, text, [(each.pool_id, each.durations[place]) for each in readings])
 
 
 def pool_readings(manager: KvManager, session_of: Callable[[str], PoolSession]) -> list[PoolReading]:
@@ -110,7 +151,10 @@ def pool_readings(manager: KvManager, session_of: Callable[[str], PoolSession]) 
             epoch=manager.epoch(pool_id),
             spec=pool.spec,
             occupancy=pool.occupancy(),
+            available_blocks=pool.block_pool.available,
+            references=pool.block_pool.references,
             totals=replace(pool.totals),
+            durations=_durations(pool.residency),
             imbalance=pool.imbalance(),
             index_names=len(pool.block_pool.index),
             last_event=pool.events.last_number,
@@ -118,6 +162,11 @@ def pool_readings(manager: KvManager, session_of: Callable[[str], PoolSession]) 
         )
         for pool_id, pool in manager.pools()
     ]
+
+
+def _durations(residency: Residency) -> tuple[Durations, ...]:
+    each = (residency.lifetime, residency.idle, residency.reuse_gap, residency.missed)
+    return tuple(durations.copy() for durations in each)
 
 
 def _filled(family: Metric, series: _Series, readings: Sequence[PoolReading]) -> Metric:
@@ -132,6 +181,24 @@ def _blocks(readings: Sequence[PoolReading]) -> Metric:
     for reading in readings:
         for state, count in _STATES:
             family.add_metric([reading.pool_id, state], count(reading.occupancy))
+    return family
+
+
+def _failures(readings: Sequence[PoolReading]) -> Metric:
+    text = "Verbs refused for want of blocks, by what was full: the pool, a tenant's quota, or the room for pins."
+    family = CounterMetricFamily("octavo_kv_allocation_failures", text, labels=["pool", "reason"])
+    for reading in readings:
+        for reason, count in _FAILURES:
+            family.add_metric([reading.pool_id, reason], count(reading.totals))
+    return family
+
+
+def _histogram(name: str, text: str, pools: Sequence[tuple[str, Durations]]) -> Metric:
+    family = HistogramMetricFamily(f"octavo_kv_{name}_seconds", text, labels=["pool"])
+    bounds = [floatToGoString(bound) for bound in (*BOUNDS, float("inf"))]
+    for pool_id, durations in pools:
+        buckets = list(zip(bounds, accumulate(durations.counts), strict=True))
+        family.add_metric([pool_id], buckets, durations.total)
     return family
 
 

@@ -137,6 +137,8 @@ def totals_to_wire(totals: Totals) -> pb.Totals:
         allocation_failures=totals.allocation_failures,
         unknown_frees=totals.unknown_frees,
         removed_blocks=totals.removed_blocks,
+        quota_failures=totals.quota_failures,
+        pin_failures=totals.pin_failures,
     )
 
 

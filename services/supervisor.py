@@ -1,4 +1,4 @@
-"""Two services as two child processes: started together, waited for, and stopped together."""
+"""Services as child processes: started together, waited for, and stopped together."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class ServiceEnded(Exception):
     """A service has ended on its own. With code EXIT_UNABLE it has said in one line why it could not start."""
 
     def __init__(self, name: str, code: int) -> None:
-        super().__init__(f"{name} has ended with exit code {code}; both are stopped.")
+        super().__init__(f"{name} has ended with exit code {code}; the others are stopped.")
         self.code = code
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A child process and where it can be asked whether it is ready."""
+    """A child process and, of Octavo's own, where it can be asked whether it is ready."""
 
     name: str
     process: subprocess.Popen[bytes]
-    address: str
+    address: str = ""
 
 
 class Supervisor:
@@ -53,12 +53,12 @@ class Supervisor:
         self.services: list[Service] = []
 
     def start(self, name: str, arguments: Sequence[str], address: str) -> Service:
-        """Starts `octavo NAME ARGUMENTS` in a session of its own, so that Ctrl-C reaches it through us alone."""
-        command = [sys.executable, "-m", "services.cli", name, *arguments]
-        process = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent())
-        service = Service(name, process, address)
-        self.services.append(service)
-        return service
+        """Starts `octavo NAME ARGUMENTS`."""
+        return self._add(name, [sys.executable, "-m", "services.cli", name, *arguments], address)
+
+    def start_other(self, name: str, command: Sequence[str]) -> Service:
+        """Starts a program that is not Octavo's. What it prints is lost; what it complains of is not."""
+        return self._add(name, command, "", stdout=subprocess.DEVNULL)
 
     def wait_ready(self, service: Service) -> None:
         """Returns once grpc.health.v1 says SERVING. Raises ServiceEnded when one has ended instead."""
@@ -69,6 +69,11 @@ class Supervisor:
                 time.sleep(POLL_SECONDS)
         # What answered might be somebody else's, while ours could not listen.
         self.check_alive()
+
+    def pause(self) -> None:
+        """Waits for a moment. Raises ServiceEnded when a service has ended."""
+        self.check_alive()
+        time.sleep(POLL_SECONDS)
 
     def check_alive(self) -> None:
         """Raises ServiceEnded when a service has ended."""
@@ -96,6 +101,13 @@ class Supervisor:
                 service.process.kill()
                 service.process.wait()
         self.services.clear()
+
+    def _add(self, name: str, command: Sequence[str], address: str, stdout: int | None = None) -> Service:
+        """Starts a child in a session of its own, so that Ctrl-C reaches it through us alone."""
+        process = subprocess.Popen(command, stdout=stdout, start_new_session=True, preexec_fn=die_with_parent())
+        service = Service(name, process, address)
+        self.services.append(service)
+        return service
 
 
 def raise_on_signals() -> None:

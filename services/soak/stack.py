@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.kv.v1 import kv_manager_pb2 as pb
 from octavo.kv.v1 import kv_manager_pb2_grpc
 
+from services.addresses import free_port
 from services.channels import open_aio_channel
 from services.errors import StartupError
 from services.supervisor import die_with_parent
@@ -88,7 +89,7 @@ class Stack:
             RunnerPlace(
                 f"pool-{number}",
                 f"unix:{directory}/runner-{number}.sock",
-                f"127.0.0.1:{_free_port()}",
+                f"127.0.0.1:{free_port()}",
                 given or self.kv_address,
             )
             for number, given in enumerate(kv_addresses)
@@ -199,9 +200,3 @@ async def _is_serving(stub: health_pb2_grpc.HealthStub) -> bool:
     except grpc.aio.AioRpcError:
         return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -309,7 +309,7 @@ class TestUp:
         else:
             _terminate(children[0])
             assert up.wait() == 2
-            assert "has ended with exit code 0; both are stopped." in up.log
+            assert "has ended with exit code 0; the others are stopped." in up.log
         wait_until("the end of both", lambda: health_of(runner) is None and health_of(books) is None)
 
 

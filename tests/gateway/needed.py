@@ -1,17 +1,11 @@
-"""Packages that the tests of this folder need: without one they are skipped, but not where all of them must run."""
+"""Packages that the tests of this folder need."""
 
 from __future__ import annotations
 
-import importlib
-import os
-
-import pytest
+from tests.required import require_module
 
 
 def need(*modules: str) -> None:
-    """Skips the file that calls it when a module is missing; in CI, fails."""
+    """Goes on when Python finds them all; else the file that calls it is skipped, and in CI fails."""
     for name in modules:
-        if os.environ.get("CI"):
-            importlib.import_module(name)
-        else:
-            pytest.importorskip(name, reason=f"{name} is not installed: pip install 'octavo[gateway,dev]'")
+        require_module(name, "pip install 'octavo[gateway,dev]'")

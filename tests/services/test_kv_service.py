@@ -212,7 +212,7 @@ def pages(stub: Any, size: int) -> Iterator[list[str]]:
 def test_messages_carry_every_field() -> None:
     occupancy = Occupancy(*range(1, 11))
     assert told(wire.occupancy_to_wire(occupancy)) == asdict(occupancy)
-    totals = Totals(*range(1, 12))
+    totals = Totals(*range(1, 14))
     assert told(wire.totals_to_wire(totals)) == asdict(totals)
     recent = RecentLookups(1, 2, 3)
     assert told(wire.recent_to_wire(recent)) == asdict(recent)

@@ -22,15 +22,34 @@ from services.tenant_labels import TenantLabels
 from tests.services.kv_support import kv_settings, kv_stub, running_kv_manager, samples, scrape
 
 POOL = (("pool", "default"),)
+BLOCK_TIMES = tuple(f"octavo_kv_block_{what}" for what in ("lifetime", "idle_before_evict", "reuse_gap", "return"))
 
 
 def of_pool(found: dict[Any, float]) -> dict[str, float]:
-    """The samples that have no label but the pool, by their name without the prefix."""
-    return {name.removeprefix("octavo_kv_"): value for (name, labels), value in found.items() if labels == POOL}
+    """The samples that have no label but the pool, by their name without the prefix; without those of histograms."""
+    return {
+        name.removeprefix("octavo_kv_"): value
+        for (name, labels), value in found.items()
+        if labels == POOL and not name.startswith(BLOCK_TIMES)
+    }
+
+
+def block_times(found: dict[Any, float]) -> dict[str, float]:
+    """How many blocks are in each histogram of a block's times."""
+    return {
+        name.removeprefix("octavo_kv_block_").removesuffix("_seconds_count"): value
+        for (name, labels), value in found.items()
+        if labels == POOL and name.startswith(BLOCK_TIMES) and name.endswith("_count")
+    }
 
 
 def blocks(found: dict[Any, float]) -> dict[str, float]:
     return {dict(labels)["state"]: value for (name, labels), value in found.items() if name == "octavo_kv_blocks"}
+
+
+def failures(found: dict[Any, float]) -> dict[str, float]:
+    name = "octavo_kv_allocation_failures_total"
+    return {dict(labels)["reason"]: value for (each, labels), value in found.items() if each == name}
 
 
 def test_the_books_are_shown_while_idle(tmp_path: Path) -> None:
@@ -54,6 +73,8 @@ def test_the_books_are_shown_while_idle(tmp_path: Path) -> None:
     shown = of_pool(found)
     assert shown == {
         "usable_blocks": 8,
+        "available_blocks": 4,
+        "block_references": 6,  # a and b have three entries each
         "shared_blocks": 2,
         "pinned_blocks": 0,
         "leased_blocks": 0,
@@ -74,9 +95,9 @@ def test_the_books_are_shown_while_idle(tmp_path: Path) -> None:
         "copies_total": 1,
         "prefix_query_tokens_total": 19,
         "prefix_hit_tokens_total": 8,
-        "allocation_failures_total": 1,
         "unknown_frees_total": 1,
     }
+    assert failures(found) == {"pool": 1, "quota": 0, "pins": 0}
     facts = {
         "num_blocks": "9",
         "block_size": "4",
@@ -112,14 +133,39 @@ def test_what_is_cached_pinned_removed_and_evicted_is_shown(tmp_path: Path) -> N
         assert shown["index_events_total"] == 4  # stored, three times, and removed
         # 5 blocks where 4 are free: the end of the second prompt is given up.
         stub.Allocate(pb.AllocateRequest(sequence_id="a", token_ids=range(100, 120)))
-        shown = of_pool(scrape(running.metrics_address))
+        found = scrape(running.metrics_address)
+        shown = of_pool(found)
         assert (shown["pinned_blocks"], shown["index_names"], shown["evicted_blocks_total"]) == (2, 3, 1)
-        assert (shown["removed_blocks_total"], shown["index_events_total"]) == (1, 5)
+        assert shown["available_blocks"] == 1
+        assert block_times(found) == {"lifetime": 1, "idle_before_evict": 1, "reuse_gap": 0, "return": 0}
+        # The prompt that is left is hit, both its blocks; what was given up comes back.
+        stub.Free(pb.FreeRequest(sequences=[pb.SequenceAppend(sequence_id="a")]))
+        cache(stub, range(50, 58))
+        cache(stub, range(9))
+        found = scrape(running.metrics_address)
+        assert block_times(found) == {"lifetime": 1, "idle_before_evict": 1, "reuse_gap": 3, "return": 1}
+        gap = "octavo_kv_block_reuse_gap_seconds"
+        assert found[f"{gap}_bucket", (("le", "+Inf"), *POOL)] == 3
+        # Three of eight blocks are to be pinned beside two where half may be; and a salt's quota is full.
+        with pytest.raises(grpc.RpcError, match="3 blocks are to be pinned"):
+            stub.Allocate(
+                pb.AllocateRequest(sequence_id="b", token_ids=range(12), retention=pb.Retention(pin_seconds=9))
+            )
+        stub.SetQuota(pb.SetQuotaRequest(salt="s", max_blocks=1))
+        stub.Allocate(pb.AllocateRequest(sequence_id="c", token_ids=[1], scope=pb.CacheScope(salt="s")))
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError, match="quota of 1 leaves 0"):
+                stub.Allocate(pb.AllocateRequest(sequence_id="d", token_ids=[1], scope=pb.CacheScope(salt="s")))
+        stub.Free(pb.FreeRequest(sequences=[pb.SequenceAppend(sequence_id="c")]))
+        found = scrape(running.metrics_address)
+        assert failures(found) == {"pool": 0, "quota": 2, "pins": 1}
+        shown = of_pool(found)
+        assert (shown["removed_blocks_total"], shown["index_events_total"]) == (1, 6)
         # Another runner finds an empty pool; its counters begin anew, and the numbers of events go on.
         stub.OpenPool(pb.OpenPoolRequest(spec=spec, runner_id="another"))
         shown = of_pool(scrape(running.metrics_address))
         assert (shown["pinned_blocks"], shown["index_names"], shown["removed_blocks_total"]) == (0, 0, 0)
-        assert shown["index_events_total"] == 6  # cleared
+        assert shown["index_events_total"] == 7  # cleared
 
 
 def cache(stub: Any, tokens: range, **more: Any) -> None:

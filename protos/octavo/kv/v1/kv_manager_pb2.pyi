@@ -79,7 +79,7 @@ class Occupancy(_message.Message):
     def __init__(self, usable_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., stored_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("allocated_blocks", "freed_blocks", "evicted_blocks", "forks", "copies", "queried_tokens", "hit_tokens", "allocation_failures", "unknown_frees", "reused_blocks", "removed_blocks")
+    __slots__ = ("allocated_blocks", "freed_blocks", "evicted_blocks", "forks", "copies", "queried_tokens", "hit_tokens", "allocation_failures", "unknown_frees", "reused_blocks", "removed_blocks", "quota_failures", "pin_failures")
     ALLOCATED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,8 @@ class Totals(_message.Message):
     UNKNOWN_FREES_FIELD_NUMBER: _ClassVar[int]
     REUSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    PIN_FAILURES_FIELD_NUMBER: _ClassVar[int]
     allocated_blocks: int
     freed_blocks: int
     evicted_blocks: int
@@ -102,7 +104,9 @@ class Totals(_message.Message):
     unknown_frees: int
     reused_blocks: int
     removed_blocks: int
-    def __init__(self, allocated_blocks: _Optional[int] = ..., freed_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., forks: _Optional[int] = ..., copies: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., allocation_failures: _Optional[int] = ..., unknown_frees: _Optional[int] = ..., reused_blocks: _Optional[int] = ..., removed_blocks: _Optional[int] = ...) -> None: ...
+    quota_failures: int
+    pin_failures: int
+    def __init__(self, allocated_blocks: _Optional[int] = ..., freed_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., forks: _Optional[int] = ..., copies: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., allocation_failures: _Optional[int] = ..., unknown_frees: _Optional[int] = ..., reused_blocks: _Optional[int] = ..., removed_blocks: _Optional[int] = ..., quota_failures: _Optional[int] = ..., pin_failures: _Optional[int] = ...) -> None: ...
 
 class RecentLookups(_message.Message):
     __slots__ = ("lookups", "queried_tokens", "hit_tokens")
