@@ -163,6 +163,14 @@ def test_keda_asks_prometheus_for_the_pods_of_the_release(home: Path) -> None:
 # --- The gateway
 
 
+def test_without_a_gateway_nobody_is_told_what_others_have_asked(home: Path) -> None:
+    """VllmEngine tells the tokens of cached prompts, and the image can serve it."""
+    assert "--no-vllm-grpc" in arguments(server(render(home)))
+    asked = arguments(server(render(home, nested("runner.settings.vllmGrpc", True))))
+    assert "--vllm-grpc" in asked
+    assert "--no-vllm-grpc" not in asked
+
+
 def test_the_gateway_finds_the_pods_of_the_release_and_may(home: Path) -> None:
     manifests = render(home, nested("gateway.enabled", True), apis=PROMETHEUS)
     (gateway,) = [pod for pod in manifests.pods if pod.maker["metadata"]["name"] == "demo-octavo-gateway"]

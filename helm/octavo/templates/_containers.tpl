@@ -115,6 +115,9 @@ Empty when nothing is requested, or when the settings say.
 {{- end }}
 {{- if .Values.gateway.enabled }}
 - --vllm-grpc
+{{- else if not (hasKey .Values.runner.settings "vllmGrpc") }}
+# The image could, and whoever calls it can read what others have asked.
+- --no-vllm-grpc
 {{- end }}
 {{- with include "octavo.threads" . }}
 - --num-threads={{ . }}
