@@ -8,7 +8,7 @@ TOOLS := $(VENV)/.tools
 COMPILED := .compiled
 # Test files run side by side, each whole in one process: its tests share the services that it starts.
 WORKERS ?= 2
-PYTEST := -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test test-compiled compiled image image-test locks lint protos bench-peers bench-books serve-peers clean
 

@@ -114,7 +114,7 @@ class _Side(SilentObserver, SilentWatch):
         rng = Random(5)
         for number in range(self._streams):
             length = PROMPT_TOKENS[number % len(PROMPT_TOKENS)]
-            prompt = tuple(rng.choices(range(1000), k=length))
+            prompt = tuple(rng.choices(range(min(1000, self._setup.limits.vocab_size)), k=length))
             stop = StopConditions(max_tokens=num_tokens, ignore_eos=True)
             self.engine.submit(GenerateRequest(f"r{number}", prompt, stop=stop, skip_cache_read=True))
 
@@ -156,9 +156,24 @@ class _Side(SilentObserver, SilentWatch):
 
 def measure(case: Case, plan: Plan, model: Path | None = None) -> dict[str, float]:
     """The figures of one case by name, milliseconds where the name ends in _ms."""
+    return measure_with(_set_up(case, plan, model), case, plan)
+
+
+def num_tokens_of(case: Case, plan: Plan) -> int:
+    """Tokens of each stream's answer."""
     steps = plan.sleeping_steps if case.sleeps else plan.steps
-    num_tokens = steps * ORDER.count("s") + ADMISSION_STEPS + case.streams // 8
-    setup = _set_up(case, num_tokens, model)
+    return steps * ORDER.count("s") + ADMISSION_STEPS + case.streams // 8
+
+
+def blocks_of(case: Case, plan: Plan) -> int:
+    """Blocks with room for all streams and a lease."""
+    return case.streams * (-(-(PROMPT_TOKENS[-1] + num_tokens_of(case, plan)) // BLOCK_SIZE) + 2) + 64
+
+
+def measure_with(setup: Setup, case: Case, plan: Plan) -> dict[str, float]:
+    """The same of a model that is loaded, with a cache of blocks_of() blocks of BLOCK_SIZE tokens."""
+    steps = plan.sleeping_steps if case.sleeps else plan.steps
+    num_tokens = num_tokens_of(case, plan)
     with kv_manager() as address:
         executors = _executors(setup, case)
         inside = _Side("i", setup, executors[0], case.streams)
@@ -203,9 +218,9 @@ def _all_waits(meter: Meter) -> list[float]:
     return meter.waits + [0.0] * (meter.steps - len(meter.waits))
 
 
-def _set_up(case: Case, num_tokens: int, model: Path | None) -> Setup:
+def _set_up(case: Case, plan: Plan, model: Path | None) -> Setup:
     """The model, with room for all streams and a lease: every other block is cached, as in a server after a while."""
-    blocks = case.streams * (-(-(PROMPT_TOKENS[-1] + num_tokens) // BLOCK_SIZE) + 2) + 64
+    blocks = blocks_of(case, plan)
     given = {
         "num_blocks": 2 if case.sleeps else blocks,
         "block_size": BLOCK_SIZE,

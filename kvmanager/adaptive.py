@@ -74,6 +74,10 @@ class AdaptiveEviction(EvictionPolicy):
         run = Run(blocks[:], depth)
         self._runs.add(run)
         self.residency.stored(run, names)
+        if len(blocks) == 1 and depth >= WATCHED - 1 and (depth + 1) % WATCHED:
+            # The common case: a sequence grows by a block that is not watched.
+            self._now = before + 1
+            return
         places = [place for place in range(min(len(names), WATCHED - 1 - depth)) if names[place][0] % WATCHED == 0]
         for place in [*places, *_later_places(depth, 0, len(blocks))]:
             self._now = before + place + 1

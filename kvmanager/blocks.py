@@ -10,7 +10,8 @@ The verbs here trust their caller for capacity; the pool checks it before it cha
 
 from __future__ import annotations
 
-from operator import lt
+from itertools import compress, repeat
+from operator import lt, not_
 
 from kvmanager.cached_blocks import CachedBlocks
 from kvmanager.errors import BrokenBooks
@@ -128,9 +129,13 @@ class BlockPool(CachedBlocks):
 
     def store_tails(self, blocks: list[int], tokens: list[int]) -> None:
         """store() for each of the blocks."""
-        names, partial, full = self.index.names, self.partial, self.block_size
-        before = [full if names[block] else partial.get(block, 0) for block in blocks]
-        if len(set(blocks)) < len(blocks) or not all(map(lt, before, tokens)):
+        partial = self.partial
+        before = list(map(partial.get, blocks, repeat(0)))
+        if (
+            len(set(blocks)) < len(blocks)
+            or not all(map(lt, before, tokens))
+            or any(map(self.index.names.__getitem__, compress(blocks, map(not_, before))))
+        ):
             # Some are shared: what one holder says of them, another may have said.
             for block, num_tokens in zip(blocks, tokens, strict=True):
                 self.store(block, num_tokens)
@@ -153,6 +158,10 @@ class BlockPool(CachedBlocks):
         """
         chain.compute(last)
         names = self.index.names
+        if last == first + 1 and not names[blocks[first]] and not self.index.owner(chain.names[first]):
+            # The common case: a sequence has filled its last block.
+            self._publish_new(blocks, chain, first, last)
+            return last
         for index in range(first, last):
             block, name = blocks[index], chain.names[index]
             if names[block] == name:
@@ -274,8 +283,7 @@ class BlockPool(CachedBlocks):
         partial = self.partial
         if partial:
             for block in blocks:
-                if block in partial:
-                    self.stored_tokens -= partial.pop(block)
+                self.stored_tokens -= partial.pop(block, 0)
 
     def _publish_again(self, block: int, owner: int, chain: HashChain, index: int) -> None:
         if self.counts[owner]:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 MAX_EVENTS = 10_000
 """Events kept for replay; a consumer that is further behind takes a snapshot."""
@@ -24,6 +24,11 @@ class EventKind(Enum):
     STORED = "stored"
     REMOVED = "removed"
     CLEARED = "cleared"
+
+
+_STORED: Final = EventKind.STORED
+_REMOVED: Final = EventKind.REMOVED
+"""Looking an enum's member up is slow in Python 3.11."""
 
 
 class IndexEvent(NamedTuple):
@@ -70,7 +75,7 @@ class EventLog:
         if adapter_id and not parent:
             self.adapters[names[0]] = (adapter_id, adapter_version)
         for some in _parts(names):
-            self._add(IndexEvent(self._last + 1, EventKind.STORED, some, parent, adapter_id, adapter_version))
+            self._add(IndexEvent(self._last + 1, _STORED, some, parent, adapter_id, adapter_version))
             parent = some[-1]
 
     def removed(self, names: tuple[bytes, ...]) -> None:
@@ -79,7 +84,7 @@ class EventLog:
             for name in names:
                 self.adapters.pop(name, None)
         for some in _parts(names):
-            self._add(IndexEvent(self._last + 1, EventKind.REMOVED, some))
+            self._add(IndexEvent(self._last + 1, _REMOVED, some))
 
     def cleared(self) -> None:
         """Nothing can be found any more."""

@@ -155,6 +155,11 @@ class HashChain:
         parent = names[-1] if names else self._none
         before, between = _heads(len(parent), size)
         first = len(names)
+        if num_blocks == first + 1:
+            # The common case: a sequence grows block by block.
+            body = _encode_tokens(self.token_ids[first * size : num_blocks * size])
+            names.append(new_hash(join((before, parent, between, body, self.keys(first)))).digest())
+            return
         later_keys = None if self._spans else self._later_keys
         for place, body in enumerate(_encode_blocks(self.token_ids[first * size : num_blocks * size], size)):
             keys = self.keys(first + place) if later_keys is None or first + place == 0 else later_keys
@@ -163,7 +168,7 @@ class HashChain:
 
     def keys(self, block_index: int) -> bytes:
         """The CBOR of the extra keys of one block."""
-        if block_index in self._sealed:
+        if self._sealed and block_index in self._sealed:
             return self._sealed[block_index]
         if block_index and not self._spans:
             return self._later_keys

@@ -299,6 +299,10 @@ class Pool(Promises):
 
     def _commit(self, sequence: Sequence, token_ids: array[int], computed: int) -> None:
         sequence.chain.token_ids.extend(token_ids)
+        self._advance(sequence, computed)
+
+    def _advance(self, sequence: Sequence, computed: int) -> None:
+        """So many tokens of a sequence are computed now."""
         if computed == sequence.computed:
             return
         size = self.spec.block_size
@@ -331,6 +335,8 @@ class Pool(Promises):
         # Last block first, so that the beginning of a chain outlives its end in the cache.
         self.block_pool.release(sequence.blocks[::-1])
         self.table_entries -= len(sequence.blocks)
+        # Whoever still knows it finds no blocks of it.
+        sequence.blocks = []
         del self.live[sequence.sequence_id]
 
     def _limit_pins(self, sequence: Sequence, full_blocks: int) -> None:

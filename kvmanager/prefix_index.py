@@ -77,11 +77,11 @@ class PrefixIndex(ABC):
         parent = chain.names[first - 1] if first else NO_NAME
         if parent:
             self._count_children(self._owners[parent], 1)
-        self._owners.update(zip(names, run, strict=True))
-        own_names, parents = self.names, self._parents
-        for place, block in enumerate(run):
+        owners, own_names, parents = self._owners, self.names, self._parents
+        for block, name in zip(run, names, strict=True):
+            owners[name] = block
             parents[block] = parent
-            own_names[block] = parent = names[place]
+            own_names[block] = parent = name
         self._children[run[-1]] = 0
 
     def add_spare(self, block: int, chain: HashChain, block_index: int) -> None:

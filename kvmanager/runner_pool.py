@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from itertools import compress
 
 from kvmanager.errors import InvalidArgument, KvError
+from kvmanager.news import News, NewsRow
 from kvmanager.restore import RestorablePool
 from kvmanager.sequence import Sequence
 from kvmanager.types import Append, Grant
-
-News = tuple[Sequence, "array[int]", int, int, "array[int]", int]
-"""A sequence; its new tokens; how many of its tokens are computed now; of a sequence that took blocks of the lease, the
-entries of its table before them, and those blocks; and what it asks for: 0, or 1 and more for room for all of its
-tokens and one less than so many behind."""
 
 Refused = tuple[Sequence, KvError]
 """A sequence whose ask was refused, and why."""
@@ -23,7 +20,7 @@ _NO_TOKENS = array("I")
 class RunnerPool(RestorablePool):
     """A pool with a lease. The lease's blocks count as those of who gives no salt until a sequence takes them."""
 
-    def progress(self, news: list[News], *, ending: bool = False) -> tuple[list[Grant], list[Refused]]:
+    def progress(self, news: News, *, ending: bool = False) -> tuple[list[Grant], list[Refused]]:
         """Commits what was computed and taken, all of it, and then grants what is asked for, one sequence at a time.
 
         Blocks that were taken replace what the table has behind the entries that the runner knows. A sequence may so
@@ -31,16 +28,22 @@ class RunnerPool(RestorablePool):
         Raises InvalidArgument, and changes nothing, when what is told can't be true.
         """
         self._expire_pins()
-        self._check_news(news, ending)
-        self._commit_news(news)
+        tails, others = self._sort_news(news)
+        rows = news.rows(others)
+        self._check_rows(rows, ending)
+        if len(set(news.sequences)) < len(news.sequences):
+            raise InvalidArgument("a sequence is named twice; put all its news into one entry")
+        news.tell()
+        for row in rows:
+            self._commit_row(row)
+        self._commit_tails(news, tails, others)
         grants: list[Grant] = []
         refused: list[Refused] = []
-        for sequence, _, _, _, _, ask in news:
-            if ask:
-                try:
-                    self._answer_ask(sequence, ask - 1, grants)
-                except KvError as error:
-                    refused.append((sequence, error))
+        for sequence, ask in compress(zip(news.sequences, news.asks, strict=True), news.asks):
+            try:
+                self._answer_ask(sequence, ask - 1, grants)
+            except KvError as error:
+                refused.append((sequence, error))
         return grants, refused
 
     def fill_lease(self, wanted: int) -> list[int]:
@@ -90,39 +93,49 @@ class RunnerPool(RestorablePool):
         self.block_pool.forgotten = set()
         return [block for block in forgotten if not names[block]]
 
-    def _check_news(self, news: list[News], ending: bool) -> None:
-        size, live = self.spec.block_size, self.live
-        all_taken: list[int] = []
-        for row in news:
-            sequence, _, computed, _, taken, _ = row
-            if live.get(sequence.sequence_id) is not sequence:
-                raise InvalidArgument(f"sequence {sequence.sequence_id!r} has ended", sequence_id=sequence.sequence_id)
-            before = sequence.computed
+    def _sort_news(self, news: News) -> tuple[list[int], list[int]]:
+        """Parts the plain rows from the others: of the plain ones the block that each computed into, of the others
+        their places.
+
+        A plain row says that tokens which were told before are computed now, in a block of the sequence that they don't
+        fill. That can't be wrong, and in decode most rows are so. A sequence that has ended has no blocks.
+        """
+        size = self.spec.block_size
+        tails: list[int] = []
+        others: list[int] = []
+        for sequence, computed, taken in zip(news.sequences, news.computed, news.taken_counts, strict=True):
+            before, blocks, index = sequence.computed, sequence.blocks, computed // size
             if (
-                before <= computed <= len(sequence.chain.token_ids)
-                and computed // size == before // size
-                and computed <= len(sequence.blocks) * size
+                before < computed <= len(sequence.chain.token_ids)
+                and computed ^ before < size
+                and index < len(blocks)
                 and not taken
                 and not sequence.promised_blocks
             ):
-                # The common case: tokens that were told before are computed now, in a block that they don't fill.
-                continue
+                tails.append(blocks[index])
+            else:
+                others.append(len(tails) + len(others))
+        return tails, others
+
+    def _check_rows(self, rows: list[NewsRow], ending: bool) -> None:
+        """Refuses what can't be true of one sequence, and blocks that are not in the lease."""
+        all_taken: list[int] = []
+        for row in rows:
             self._check_row(row)
-            all_taken.extend(taken)
-            if not ending:
-                self._check_settles(sequence, computed)
-        if len({row[0] for row in news}) < len(news):
-            raise InvalidArgument("a sequence is named twice; put all its news into one entry")
+            all_taken.extend(row.taken)
+            if row.sequence.promised_blocks and not ending:
+                self._check_settles(row.sequence, row.computed)
         self._check_leased(all_taken)
 
-    def _check_row(self, row: News) -> None:
-        """Refuses what can't be true of one sequence."""
-        sequence, token_ids, computed, entries, taken, _ = row
+    def _check_row(self, row: NewsRow) -> None:
+        sequence, new, computed, entries, taken = row
+        if self.live.get(sequence.sequence_id) is not sequence:
+            raise InvalidArgument(f"sequence {sequence.sequence_id!r} has ended", sequence_id=sequence.sequence_id)
         size = self.spec.block_size
         told, own = len(sequence.chain.token_ids), len(sequence.blocks)
         if taken:
             own = self._check_entries(sequence, entries)
-        known, room = told + len(token_ids), (own + len(taken)) * size
+        known, room = told + new, (own + len(taken)) * size
         if computed < sequence.computed or computed > known or computed > room:
             raise InvalidArgument(
                 f"sequence {sequence.sequence_id!r} has {sequence.computed} computed tokens, {known} known and "
@@ -137,24 +150,22 @@ class RunnerPool(RestorablePool):
         if computed // size > sequence.computed // size:
             self._check_names(sequence, min(computed, told) // size)
 
-    def _commit_news(self, news: list[News]) -> None:
-        """Writes down what was taken, told and computed. Most fill no block; all their tails are stored at once."""
-        size = self.spec.block_size
-        tails: list[int] = []
-        stored: list[int] = []
-        for sequence, token_ids, computed, entries, taken, _ in news:
-            if taken:
-                self._replace_end(sequence, entries, taken)
-            before = sequence.computed
-            if computed // size > before // size:
-                self._commit(sequence, token_ids, computed)
-                continue
-            sequence.chain.token_ids.extend(token_ids)
-            if computed > before:
-                sequence.computed = computed
-                tails.append(sequence.blocks[computed // size])
-                stored.append(computed % size)
-        self.block_pool.store_tails(tails, stored)
+    def _commit_row(self, row: NewsRow) -> None:
+        """Writes down what was taken and computed; new tokens are told already."""
+        if row.taken:
+            self._replace_end(row.sequence, row.entries, row.taken)
+        self._advance(row.sequence, row.computed)
+
+    def _commit_tails(self, news: News, tails: list[int], others: list[int]) -> None:
+        """Writes down what was computed in plain rows, whose blocks are `tails`: all others than `others`."""
+        is_plain = bytearray(b"\1") * len(news.sequences)
+        for place in others:
+            is_plain[place] = 0
+        computed = list(compress(news.computed, is_plain))
+        for sequence, now in zip(compress(news.sequences, is_plain), computed, strict=True):
+            sequence.computed = now
+        inside = self.spec.block_size - 1
+        self.block_pool.store_tails(tails, [now & inside for now in computed])
 
     def _check_names(self, sequence: Sequence, last: int) -> None:
         """Refuses to fill blocks before index `last` that hold something else: it was written without an ask."""
@@ -212,10 +223,21 @@ class RunnerPool(RestorablePool):
         if added:
             self._check_fits(sequence.sequence_id, room, num_blocks, sequence.tenant)
         # All that is known may be computed: what is told next will be written there without another ask.
-        foreign, copies = self._foreign_writes(sequence, computed, {}, {})
+        foreign: list[int] = []
+        copies = 0
+        if not self._writes_own(sequence):
+            foreign, copies = self._foreign_writes(sequence, computed, {}, {})
         needed = added + copies
         if needed:
             self._check_available(needed, 0)
             self._check_quota(needed, sequence.tenant)
         if added or foreign:
             self._grow((sequence, _NO_TOKENS, computed, foreign, added, needed), grants)
+
+    def _writes_own(self, sequence: Sequence) -> bool:
+        """Whether a sequence writes next to its last block, or behind it, and nobody else has that one."""
+        last = len(sequence.blocks) - 1
+        if last < 0 or sequence.computed // self.spec.block_size < last:
+            return False
+        blocks, block = self.block_pool, sequence.blocks[last]
+        return blocks.counts[block] == 1 and not blocks.index.names[block]

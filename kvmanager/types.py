@@ -1,10 +1,11 @@
-"""The facts, requests and answers of a pool, as frozen dataclasses."""
+"""The facts, requests and answers of a pool, none of which ever changes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 NULL_BLOCK = 0
 """The block that is never handed out: the target of padding."""
@@ -125,8 +126,7 @@ class BlockCopy:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """The blocks from `first_index` of a block table on, which replace what was there, and the copies due first."""
 
     sequence_id: str

@@ -6,20 +6,18 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import repeat
 
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from kvmanager.errors import BrokenBooks, InvalidArgument, KvError, PoolShort
-from kvmanager.runner_pool import News, RunnerPool
+from kvmanager.news import News
+from kvmanager.runner_pool import RunnerPool
 from kvmanager.sequence import Sequence
 from kvmanager.types import Append, Grant
 from services import kv_wire as wire
 from services import session_wire
-from services.columns import from_column, parts, to_column
+from services.columns import from_column, to_column
 from services.session_wire import ProgressColumns
-
-_NONE = array("I")
 
 
 @dataclass(slots=True)
@@ -97,7 +95,7 @@ class SessionOrders:
             with _certain():
                 pool.truncate(sequence.sequence_id, truncate.num_tokens, caller=self._epoch)
 
-    def _progress(self, pool: RunnerPool, news: list[News], outcome: _Outcome, *, ending: bool = False) -> None:
+    def _progress(self, pool: RunnerPool, news: News, outcome: _Outcome, *, ending: bool = False) -> None:
         grants, refused = pool.progress(news, ending=ending)
         handles = self._handles
         outcome.grants += [(handles[grant.sequence_id], grant) for grant in grants]
@@ -154,30 +152,39 @@ class SessionOrders:
         for handle, child_id in zip(handles, order.child_ids, strict=True):
             self.begin(handle, pool.sequence(child_id))
 
-    def _news(self, columns: ProgressColumns, *, skip_unknown: bool = False) -> list[News]:
-        """The rows of the columns. Raises InvalidArgument for a handle that is unknown, unless those don't count."""
-        sequences = [self._sequences.get(handle) for handle in columns.handles]
-        if not skip_unknown and None in sequences:
-            self._sequence(columns.handles[sequences.index(None)])
-        tokens = parts(columns.token_ids, columns.token_counts)
-        taken = parts(columns.taken, columns.taken_counts) if columns.taken else repeat(_NONE)
-        rows = zip(sequences, tokens, columns.computed, columns.entries, taken, columns.asks, strict=False)
-        return [
-            (sequence, told, computed or sequence.computed, entries, spent, ask)
-            for sequence, told, computed, entries, spent, ask in rows
-            if sequence is not None
-        ]
+    def _news(self, columns: ProgressColumns, *, skip_unknown: bool = False) -> News:
+        """What the columns tell. Raises InvalidArgument for a handle that is unknown, unless those don't count."""
+        if skip_unknown and not self._sequences.keys() >= set(columns.handles):
+            columns = session_wire.only(columns, [handle in self._sequences for handle in columns.handles])
+        try:
+            sequences = list(map(self._sequences.__getitem__, columns.handles))
+        except KeyError as error:
+            raise _unknown(error.args[0]) from None
+        return News(
+            sequences,
+            columns.token_counts,
+            columns.token_ids,
+            columns.computed,
+            columns.asks,
+            columns.entries,
+            columns.taken_counts,
+            columns.taken,
+        )
 
     def _sequence(self, handle: int) -> Sequence:
         sequence = self._sequences.get(handle)
         if sequence is None:
-            raise InvalidArgument(f"no live sequence of this session has handle {handle}", handle=handle)
+            raise _unknown(handle)
         return sequence
 
     def _check_new(self, handle: int) -> None:
         if handle in self._sequences:
             taken_by = self._sequences[handle].sequence_id
             raise InvalidArgument(f"handle {handle} is that of live sequence {taken_by!r} already", handle=handle)
+
+
+def _unknown(handle: int) -> InvalidArgument:
+    return InvalidArgument(f"no live sequence of this session has handle {handle}", handle=handle)
 
 
 def _parsed(order: pb.SessionOrder) -> _Order:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from itertools import chain, compress
 from typing import NamedTuple
 
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from kvmanager.errors import InvalidArgument, KvError
 from kvmanager.holdings import HeldCache, HeldSequence
-from kvmanager.types import Allocation, Grant
+from kvmanager.types import Allocation, BlockCopy, Grant
 from services import kv_wire as wire
-from services.columns import column_of, from_column, to_column
+from services.columns import column_of, from_column, parts, to_column
 
 
 class ProgressColumns(NamedTuple):
@@ -43,8 +44,20 @@ def progress_from_wire(message: pb.Progress) -> ProgressColumns:
         from_column(message.taken_block_ids, "taken_block_ids"),
     )
     _check_sum(columns.token_counts, columns.token_ids, "token_ids")
-    _check_sum(columns.taken_counts, columns.taken, "taken_block_ids")
+    if columns.taken or message.taken_counts:
+        _check_sum(columns.taken_counts, columns.taken, "taken_block_ids")
     return columns
+
+
+def only(columns: ProgressColumns, chosen: list[bool]) -> ProgressColumns:
+    """The chosen entries of the columns."""
+    token_ids = parts(columns.token_ids, columns.token_counts)
+    taken = parts(columns.taken, columns.taken_counts)
+    return ProgressColumns(
+        *(array("I", compress(column, chosen)) for column in columns[:6]),
+        array("I", chain.from_iterable(compress(token_ids, chosen))),
+        array("I", chain.from_iterable(compress(taken, chosen))),
+    )
 
 
 def held_sequence_from_wire(message: pb.HeldSequence) -> HeldSequence:
@@ -75,17 +88,24 @@ def held_cache_from_wire(message: pb.CachedBlocks) -> HeldCache:
 
 def grants_to_wire(grants: Iterable[tuple[int, Grant]]) -> pb.Grants:
     """Changed block tables, each with the handle of its sequence, in columns."""
-    handles, first, counts, blocks = array("I"), array("I"), array("I"), array("I")
-    message = pb.Grants()
+    handles: list[int] = []
+    first: list[int] = []
+    counts: list[int] = []
+    blocks: list[int] = []
+    copies: list[BlockCopy] = []
     for handle, grant in grants:
         handles.append(handle)
         first.append(grant.first_index)
         counts.append(len(grant.block_ids))
-        blocks.extend(grant.block_ids)
-        message.copies.extend(map(wire.copy_to_wire, grant.copies))
-    message.handles, message.first_indices = to_column(handles), to_column(first)
-    message.counts, message.block_ids = to_column(counts), to_column(blocks)
-    return message
+        blocks += grant.block_ids
+        copies += grant.copies
+    return pb.Grants(
+        handles=to_column(handles),
+        first_indices=to_column(first),
+        counts=to_column(counts),
+        block_ids=to_column(blocks),
+        copies=map(wire.copy_to_wire, copies),
+    )
 
 
 def admitted_to_wire(handle: int, allocation: Allocation) -> pb.Admitted:

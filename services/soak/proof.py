@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from model_runner.request import Chunk, FinishReason
-from services.soak.load import Ending, Request
+from services.soak.load import Ending, Kind, Request
 
 NOT_TAKEN = frozenset({"NOT_READY", "STOPPING"})
 """Words of a runner that has not taken a request."""
@@ -55,6 +55,27 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Truth:
+    """What the undisturbed run said to each prompt.
+
+    searches: the answers of its beam search, best first; empty where the last bits of a sum may depend on what else is
+    computed, for a search hangs on far more ties than an answer that is drawn.
+    """
+
+    answers: Sequence[Answer]
+    searches: Sequence[Sequence[tuple[int, ...]]] = ()
+
+    def of(self, request: Request, choice: int) -> Answer | None:
+        """What a choice of a request must be; None when that is not known."""
+        if request.kind is not Kind.BEAMS:
+            return self.answers[request.prompt]
+        if not self.searches:
+            return None
+        tokens = self.searches[request.prompt][choice]
+        return Answer(tokens, len(tokens))
+
+
+@dataclass(frozen=True, slots=True)
 class Outage:
     """A runner that was dead, or else stopped, from one moment of the run's clock to another."""
 
@@ -83,9 +104,9 @@ class PoolEnd:
     violations: tuple[str, ...] = ()
 
 
-def faults_of(outcomes: Sequence[Outcome], answers: Sequence[Answer], outages: Sequence[Outage]) -> list[str]:
-    """What is wrong with the outcomes. `answers` are by prompt."""
-    found = [f"{each.request.name}: {sentence}" for each in outcomes for sentence in _faults(each, answers, outages)]
+def faults_of(outcomes: Sequence[Outcome], truth: Truth, outages: Sequence[Outage]) -> list[str]:
+    """What is wrong with the outcomes."""
+    found = [f"{each.request.name}: {sentence}" for each in outcomes for sentence in _faults(each, truth, outages)]
     if not any(outcome.is_complete for outcome in outcomes):
         found.append("no request was completed, so nothing is proved")
     return found
@@ -96,11 +117,11 @@ def pool_faults(end: PoolEnd) -> list[str]:
     return [f"pool {end.pool}: {sentence}" for sentence in _pool_faults(end)]
 
 
-def _faults(outcome: Outcome, answers: Sequence[Answer], outages: Sequence[Outage]) -> Iterator[str]:
+def _faults(outcome: Outcome, truth: Truth, outages: Sequence[Outage]) -> Iterator[str]:
     if outcome.ended is None:
         yield f"the stream hangs, with {outcome.num_tokens} tokens"
         return
-    yield from _wrong_tokens(outcome, answers[outcome.request.prompt])
+    yield from _wrong_tokens(outcome, truth)
     if outcome.code:
         if not _is_excused(outcome, outcome.ended, outages):
             when = f"{outcome.num_tokens} tokens, from {outcome.started:.1f} to {outcome.ended:.1f} s"
@@ -109,9 +130,10 @@ def _faults(outcome: Outcome, answers: Sequence[Answer], outages: Sequence[Outag
     yield from _wrong_ends(outcome)
 
 
-def _wrong_tokens(outcome: Outcome, answer: Answer) -> Iterator[str]:
+def _wrong_tokens(outcome: Outcome, truth: Truth) -> Iterator[str]:
     for choice, tokens in outcome.tokens.items():
-        right = answer.tokens[: min(len(tokens), answer.sure)]
+        answer = truth.of(outcome.request, choice)
+        right = answer.tokens[: min(len(tokens), answer.sure)] if answer else ()
         if tuple(tokens[: len(right)]) != right:
             place = next(index for index, pair in enumerate(zip(tokens, right, strict=False)) if pair[0] != pair[1])
             yield f"choice {choice} has token {tokens[place]} at {place}, undisturbed it was {right[place]}"

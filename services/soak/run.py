@@ -16,8 +16,8 @@ from services.client import AsyncClient
 from services.errors import StartupError
 from services.soak.disturber import Disturber
 from services.soak.faults import Fault, fault_schedule
-from services.soak.load import MAX_TOKENS, PROMPTS
-from services.soak.proof import Answer, PoolEnd, count_ends, faults_of, pool_faults
+from services.soak.load import MAX_TOKENS, PROMPTS, SEARCH_TOKENS, SEARCH_WIDTH
+from services.soak.proof import Answer, PoolEnd, Truth, count_ends, faults_of, pool_faults
 from services.soak.proxy import FaultyProxy
 from services.soak.stack import POLL_SECONDS, RunnerPlace, Stack
 from services.soak.users import Users
@@ -83,19 +83,19 @@ async def soak(plan: Plan, directory: Path, tell: Tell) -> Report:
         for number in range(RUNNERS):
             await stack.until_serving(number)
         tell("undisturbed run")
-        answers = await _answers(stack.places[0])
-        run = _Run(plan, stack, proxy, answers, tell)
+        truth = await _truth(stack.places[0])
+        run = _Run(plan, stack, proxy, truth, tell)
         return await run.work()
 
 
 class _Run:
     """From the beginning of the load to the report."""
 
-    def __init__(self, plan: Plan, stack: Stack, proxy: FaultyProxy, answers: list[Answer], tell: Tell) -> None:
+    def __init__(self, plan: Plan, stack: Stack, proxy: FaultyProxy, truth: Truth, tell: Tell) -> None:
         self._plan = plan
         self._stack = stack
         self._proxy = proxy
-        self._answers = answers
+        self._truth = truth
         self._tell = tell
         began = time.monotonic()
         self._clock = lambda: time.monotonic() - began
@@ -113,7 +113,7 @@ class _Run:
         finally:
             ticker.cancel()
         outcomes = self._users.outcomes
-        found = faults_of(outcomes, self._answers, self._disturber.outages) + self._disturber.found
+        found = faults_of(outcomes, self._truth, self._disturber.outages) + self._disturber.found
         self._tell("the proof")
         for number in range(RUNNERS):
             found += await self._look_at(number)
@@ -158,10 +158,13 @@ class _Run:
         found = pool_faults(end)
         samples = await asyncio.to_thread(_samples, self._stack.places[number])
         self._counts.update({name: int(samples[metric]) for name, metric in COUNTS.items()})
-        again = await _answers(self._stack.places[number])
-        for prompt, (now, then) in enumerate(zip(again, self._answers, strict=True)):
+        again = await _truth(self._stack.places[number])
+        for prompt, (now, then) in enumerate(zip(again.answers, self._truth.answers, strict=True)):
             if now.tokens[: then.sure] != then.tokens[: then.sure]:
                 found.append(f"runner {number} answers prompt {prompt} in another way than before the faults")
+        for prompt, (now, then) in enumerate(zip(again.searches, self._truth.searches, strict=True)):
+            if now != then:
+                found.append(f"runner {number} searches from prompt {prompt} in another way than before the faults")
         return found
 
     async def _pool_end(self, number: int) -> PoolEnd:
@@ -198,10 +201,21 @@ class _Run:
             self._tell(f"{open_streams} streams open; {told}; {tokens} tokens")
 
 
-async def _answers(place: RunnerPlace) -> list[Answer]:
+async def _truth(place: RunnerPlace) -> Truth:
     """What a runner answers to all prompts while nothing disturbs it."""
     async with AsyncClient(place.address) as client:
-        return list(await asyncio.gather(*(_answer(client, prompt) for prompt in PROMPTS)))
+        answers = await asyncio.gather(*(_answer(client, prompt) for prompt in PROMPTS))
+        if not (await client.model()).deterministic:
+            return Truth(answers)
+        return Truth(answers, await asyncio.gather(*(_search(client, prompt) for prompt in PROMPTS)))
+
+
+async def _search(client: AsyncClient, prompt: str) -> tuple[tuple[int, ...], ...]:
+    beams: list[list[int]] = [[] for _ in range(SEARCH_WIDTH)]
+    answer = client.generate(prompt, max_tokens=SEARCH_TOKENS, ignore_eos=True, n=SEARCH_WIDTH, beam_width=SEARCH_WIDTH)
+    async for chunk in answer:
+        beams[chunk.choice_index] += chunk.token_ids
+    return tuple(map(tuple, beams))
 
 
 async def _answer(client: AsyncClient, prompt: str) -> Answer:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 
+from model_runner.request import Chunk
 from services.client import AsyncClient, OctavoError
-from services.soak.load import PROMPTS, Ending, requests_of
+from services.soak.load import PROMPTS, SEARCH_WIDTH, Ending, Kind, Request, requests_of
 from services.soak.proof import Outcome
 
 BETWEEN_ERRORS_SECONDS = 0.5
@@ -41,27 +42,54 @@ class Users:
 async def _make(outcome: Outcome, address: str) -> None:
     """Makes a request and follows its stream as far as its user wants to."""
     request = outcome.request
-    aborted = False
-    async with AsyncClient(address, timeout=request.seconds or None) as client:
-        answer = client.generate(
-            PROMPTS[request.prompt],
-            max_tokens=request.max_tokens,
-            ignore_eos=True,
-            n=request.choices,
-            request_id=request.name,
-            cache_salt=request.salt,
-            priority=request.priority,
-        )
+    async with AsyncClient(address, timeout=request.seconds or None) as client, AsyncExitStack() as cleanup:
+        if request.patience and request.ending is Ending.ABORT:
+            aborting = asyncio.create_task(_abort(client, request))
+            cleanup.callback(aborting.cancel)
         try:
-            async for chunk in answer:
-                outcome.take(chunk)
-                if outcome.num_tokens < request.after or request.ending is Ending.COMPLETE:
-                    continue
-                if request.ending is Ending.DROP:
-                    return
-                if request.ending is Ending.ABORT and not aborted:
-                    aborted = True
-                    with suppress(OctavoError):
-                        await client.abort(request.name)
+            # The end of a patience that is over drops the stream.
+            async with asyncio.timeout(
+                request.patience if request.ending is Ending.DROP and request.patience else None
+            ):
+                await _follow(outcome, client)
+        except TimeoutError:
+            # Out of patience: the stream is dropped.
+            return
         except OctavoError as error:
             outcome.code, outcome.reason, outcome.sentence = error.code, error.reason, error.sentence
+
+
+async def _follow(outcome: Outcome, client: AsyncClient) -> None:
+    """Reads a stream to its end, or as many tokens as its user wants to have."""
+    request = outcome.request
+    aborted = False
+    async for chunk in _answer(request, client):
+        outcome.take(chunk)
+        if not request.after or outcome.num_tokens < request.after:
+            continue
+        if request.ending is Ending.DROP:
+            return
+        if request.ending is Ending.ABORT and not aborted:
+            aborted = True
+            await _abort(client, request)
+
+
+def _answer(request: Request, client: AsyncClient) -> AsyncIterator[Chunk]:
+    return client.generate(
+        PROMPTS[request.prompt],
+        max_tokens=request.max_tokens,
+        ignore_eos=True,
+        n=request.choices,
+        best_of=request.drawn or None,
+        beam_width=SEARCH_WIDTH if request.kind is Kind.BEAMS else None,
+        request_id=request.name,
+        cache_salt=request.salt,
+        priority=request.priority,
+    )
+
+
+async def _abort(client: AsyncClient, request: Request) -> None:
+    """Aborts a request, of one whose answers come at the end after a while."""
+    await asyncio.sleep(request.patience)
+    with suppress(OctavoError):
+        await client.abort(request.name)

@@ -21,6 +21,7 @@ from octavo.kv.v1 import kv_manager_pb2_grpc
 
 from services.channels import open_channel
 from services.client import Client
+from tests.e2e.nursery import Forked, Nursery
 from tests.services.kv_support import clean_environment, scrape
 
 PATIENCE_SECONDS = 120
@@ -51,12 +52,17 @@ class Process:
 
     started: ClassVar[list[Process]] = []
 
-    def __init__(self, directory: Path, name: str, *arguments: str, **env: str) -> None:
+    def __init__(self, directory: Path, name: str, *arguments: str, nursery: Nursery | None = None, **env: str) -> None:
         self.log_path = directory / f"{name}-{time.monotonic_ns()}.log"
-        with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                octavo(name, *arguments), stdout=log, stderr=subprocess.STDOUT, env=clean_environment(**env)
-            )
+        self.process: subprocess.Popen[bytes] | Forked
+        if nursery is not None:
+            assert not env, "a forked process has the environment of its nursery"
+            self.process = nursery.start(self.log_path, [name, *arguments])
+        else:
+            with self.log_path.open("wb") as log:
+                self.process = subprocess.Popen(
+                    octavo(name, *arguments), stdout=log, stderr=subprocess.STDOUT, env=clean_environment(**env)
+                )
 
         self.started.append(self)
 
@@ -126,6 +132,8 @@ class Stack:
         self.runner_metrics = f"127.0.0.1:{free_port()}"
         self._runner_arguments = runner_arguments
         self._runner_env = runner_env
+        self.nursery: Nursery | None = None
+        """Where runners come from at once, if there is one."""
         self.manager: Process | None = None
         self.runner: Process | None = None
 
@@ -142,6 +150,7 @@ class Stack:
             *("--kv-address", self.kv_address, "--runner-address", self.runner_address),
             *("--runner-metrics-address", self.runner_metrics),
             *self._runner_arguments,
+            nursery=self.nursery,
             **self._runner_env,
         )
         return self.runner

@@ -6,7 +6,6 @@ None to what a wire does not show: `index_tree`.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Protocol
@@ -29,6 +28,7 @@ from kvmanager.types import (
     Retention,
     TenantUsage,
 )
+from tests.kvmanager.pools import columns
 
 OWNER = 7
 STRANGER = 8
@@ -144,11 +144,8 @@ class InProcessPort:
         self.pool.give_back(blocks)
 
     def progress(self, rows: Sequence[Row]) -> tuple[list[Grant], list[type[KvError]]]:
-        news = [
-            (self.pool.sequence(key), array("I", tokens), computed, entries, array("I", taken), ask)
-            for key, tokens, computed, entries, taken, ask in rows
-        ]
-        grants, refused = self.pool.progress(news)
+        news = [(self.pool.sequence(row[0]), *row[1:]) for row in rows]
+        grants, refused = self.pool.progress(columns(news))
         return grants, [type(error) for _, error in refused]
 
     def lookup(self, tokens: Tokens, scope: CacheScope, spans: Spans) -> Hit:

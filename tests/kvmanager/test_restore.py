@@ -22,7 +22,7 @@ from kvmanager.types import (
     Retention,
 )
 from tests.kvmanager.held import assert_equal_books, holdings_of, known_of, of_base
-from tests.kvmanager.pools import FakeClock, cache, end, prefill, right
+from tests.kvmanager.pools import FakeClock, cache, columns, end, prefill, right
 from tests.kvmanager.test_runner_pool import news
 
 SIZE = 4
@@ -73,7 +73,7 @@ def test_what_a_restored_pool_holds_goes_on_as_before():
     for each in (pool, other):
         caller = each.sequence("b").owner
         rows = [news(each, "b1", [62], ask=1), news(each, "b2", [63], ask=1)]
-        assert [grant.first_index for grant in each.progress(rows)[0]] == [2, 2]
+        assert [grant.first_index for grant in each.progress(columns(rows))[0]] == [2, 2]
         each.free([], caller=caller)
         assert right(each)
     assert pool.lookup([*range(4), *[71] * 4, 1]).cached_tokens == 8

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import pytest
 
 from kvmanager.errors import InvalidArgument, NeverFits, PoolShort, QuotaShort
-from kvmanager.runner_pool import News, RunnerPool
+from kvmanager.runner_pool import Refused, RunnerPool
 from kvmanager.types import BlockCopy, CacheScope, Grant, PoolSpec
-from tests.kvmanager.pools import cache, end, prefill, right
+from tests.kvmanager.pools import NewsRow, cache, columns, end, prefill, right
 
 SIZE = 4
 
@@ -27,10 +26,14 @@ def news(
     entries: int = 0,
     taken: Sequence[int] = (),
     ask: int = 0,
-) -> News:
+) -> NewsRow:
     sequence = pool.sequence(sequence_id)
     now = sequence.computed if computed is None else computed
-    return sequence, array("I", tokens), now, entries, array("I", taken), ask
+    return sequence, tokens, now, entries, taken, ask
+
+
+def progress(pool: RunnerPool, rows: Sequence[NewsRow], **options) -> tuple[list[Grant], list[Refused]]:
+    return pool.progress(columns(rows), **options)
 
 
 def test_a_lease_is_held_and_counted():
@@ -76,7 +79,7 @@ def test_a_taken_block_moves_from_the_lease_to_the_end_of_a_table():
     pool = pool_of()
     prefill(pool, "a", [1] * 4)
     lease = pool.fill_lease(2)
-    grants, refused = pool.progress([news(pool, "a", [2, 3], 6, 1, lease[1:])])
+    grants, refused = progress(pool, [news(pool, "a", [2, 3], 6, 1, lease[1:])])
     assert (grants, refused) == ([], [])
     assert pool.sequence("a").blocks[1:] == lease[1:]
     assert pool.lease.members() == lease[:1]
@@ -90,7 +93,7 @@ def test_a_taken_block_is_that_of_its_sequences_tenant():
     prefill(pool, "a", [1] * 4, scope=CacheScope(salt="s"))
     lease = pool.fill_lease(2)
     assert (pool.tenant_usage().held_blocks, pool.tenant_usage("s").held_blocks) == (2, 1)
-    pool.progress([news(pool, "a", [2], 5, 1, lease[:1])])
+    progress(pool, [news(pool, "a", [2], 5, 1, lease[:1])])
     assert (pool.tenant_usage().held_blocks, pool.tenant_usage("s").held_blocks) == (1, 2)
     assert right(pool)
     end(pool, "a")
@@ -101,10 +104,10 @@ def test_blocks_taken_replace_what_was_granted_and_not_waited_for():
     pool = pool_of()
     prefill(pool, "a", [1] * 4)
     lease = pool.fill_lease(1)
-    grants, _ = pool.progress([news(pool, "a", ask=6)])
+    grants, _ = progress(pool, [news(pool, "a", ask=6)])
     assert [len(grant.block_ids) for grant in grants] == [2]
     free = pool.occupancy().free_blocks
-    pool.progress([news(pool, "a", [5], 5, 1, lease)])
+    progress(pool, [news(pool, "a", [5], 5, 1, lease)])
     assert pool.sequence("a").blocks[1:] == lease
     assert pool.occupancy().free_blocks == free + 2
     assert right(pool)
@@ -114,16 +117,16 @@ def test_growth_from_the_lease_is_written_down_over_the_quota_and_asks_are_refus
     pool = pool_of()
     pool.set_quota("s", 2)
     prefill(pool, "a", [1] * 8, scope=CacheScope(salt="s"))
-    pool.progress([news(pool, "a", [2], 9, 2, pool.fill_lease(1))])
+    progress(pool, [news(pool, "a", [2], 9, 2, pool.fill_lease(1))])
     assert pool.tenant_usage("s").held_blocks == 3
-    grants, refused = pool.progress([news(pool, "a", [3] * 4, ask=1)])
+    grants, refused = progress(pool, [news(pool, "a", [3] * 4, ask=1)])
     assert grants == []
     # A sequence of four blocks could never be within a quota of two.
     assert [type(error) for _, error in refused] == [NeverFits]
     prefill(pool, "b", [4])
     pool.set_quota("s", 4)
     pool.allocate("c", [5], scope=CacheScope(salt="s"))
-    _, refused = pool.progress([news(pool, "a", ask=1)])
+    _, refused = progress(pool, [news(pool, "a", ask=1)])
     assert [type(error) for _, error in refused] == [QuotaShort]
     assert right(pool)
 
@@ -133,7 +136,7 @@ def test_facts_are_committed_when_asks_are_refused_and_asks_are_answered_one_by_
     for name in "abc":
         prefill(pool, name, [ord(name)] * 4)
     rows = [news(pool, name, [9], ask=1) for name in "abc"]
-    grants, refused = pool.progress(rows)
+    grants, refused = progress(pool, rows)
     assert grants == [Grant("a", 1, (4,))]
     assert [(sequence.sequence_id, type(error)) for sequence, error in refused] == [("b", PoolShort), ("c", PoolShort)]
     assert [pool.sequence(name).num_tokens for name in "abc"] == [5, 5, 5]
@@ -145,7 +148,7 @@ def test_an_ask_makes_a_shared_tail_the_sequences_own():
     pool = pool_of()
     prefill(pool, "a", [1] * 6)
     pool.fork("a", ["b"])
-    grants, refused = pool.progress([news(pool, "a", [2], ask=1), news(pool, "b", [3], ask=1)])
+    grants, refused = progress(pool, [news(pool, "a", [2], ask=1), news(pool, "b", [3], ask=1)])
     assert refused == []
     # The second of the two is alone with the old block by then.
     assert grants == [Grant("a", 1, (3,), (BlockCopy(2, 3, 2),))]
@@ -156,10 +159,10 @@ def test_an_ask_with_all_computed_is_for_the_write_that_comes_next():
     pool = pool_of()
     prefill(pool, "a", [1] * 6)
     pool.fork("a", ["b"])
-    grants, _ = pool.progress([news(pool, "a", ask=1)])
+    grants, _ = progress(pool, [news(pool, "a", ask=1)])
     assert grants == [Grant("a", 1, (3,), (BlockCopy(2, 3, 2),))]
-    pool.progress([news(pool, "a", [2])])
-    pool.progress([news(pool, "a", computed=7)])
+    progress(pool, [news(pool, "a", [2])])
+    progress(pool, [news(pool, "a", computed=7)])
     assert right(pool)
 
 
@@ -167,9 +170,9 @@ def test_a_block_that_holds_something_else_is_not_filled_without_an_ask():
     pool = pool_of()
     prefill(pool, "a", [1] * 8)
     pool.truncate("a", 6)
-    pool.progress([news(pool, "a", [2, 2])])
+    progress(pool, [news(pool, "a", [2, 2])])
     with pytest.raises(InvalidArgument, match="block 2, which holds others"):
-        pool.progress([news(pool, "a", computed=8)])
+        progress(pool, [news(pool, "a", computed=8)])
     assert pool.sequence("a").computed == 6
     assert right(pool)
 
@@ -177,14 +180,14 @@ def test_a_block_that_holds_something_else_is_not_filled_without_an_ask():
 def test_a_shared_tail_stores_what_any_of_its_holders_says_and_no_more():
     pool = pool_of()
     prefill(pool, "a", [1] * 4)
-    pool.progress([news(pool, "a", [2, 2, 2], ask=1)])
+    progress(pool, [news(pool, "a", [2, 2, 2], ask=1)])
     pool.fork("a", ["b"])
     stored = []
     for a, b in [(6, 5), (6, 6), (6, 7), (8, 7)]:
         if a == 8:
             # A write of one's own needs a block of one's own: its copy stores 3 tokens, and a fourth.
-            pool.progress([news(pool, "a", [3], ask=1)])
-        pool.progress([news(pool, "a", computed=a), news(pool, "b", computed=b)])
+            progress(pool, [news(pool, "a", [3], ask=1)])
+        progress(pool, [news(pool, "a", computed=a), news(pool, "b", computed=b)])
         stored.append(pool.occupancy().stored_tokens)
         assert right(pool)
     assert stored == [4 + 2, 4 + 2, 4 + 3, 4 + 3 + 4]
@@ -197,7 +200,7 @@ def test_an_ended_sequence_is_refused_wherever_it_stands_and_nothing_is_told():
     rows = [news(pool, "a", [3], computed=6), news(pool, "b", [3], computed=6)]
     end(pool, "b")
     with pytest.raises(InvalidArgument, match="'b' has ended"):
-        pool.progress(rows)
+        progress(pool, rows)
     assert pool.sequence("a").num_tokens == 6
 
 
@@ -221,7 +224,7 @@ def test_news_that_cannot_be_true_change_nothing(wrong):
     prefill(pool, "b", [2] * 4)
     before = (pool.occupancy(), pool.block_table("a"), pool.block_table("b"), pool.lease.members())
     with pytest.raises(InvalidArgument):
-        pool.progress([news(pool, "b", [1], ask=1), news(pool, "a", **wrong)])
+        progress(pool, [news(pool, "b", [1], ask=1), news(pool, "a", **wrong)])
     assert (pool.occupancy(), pool.block_table("a"), pool.block_table("b"), pool.lease.members()) == before
     assert right(pool)
 
@@ -231,16 +234,16 @@ def test_a_sequence_is_named_once_and_lives():
     prefill(pool, "a", [1] * 4)
     row = news(pool, "a", [2])
     with pytest.raises(InvalidArgument, match="named twice"):
-        pool.progress([row, row])
+        progress(pool, [row, row])
     end(pool, "a")
     with pytest.raises(InvalidArgument, match="has ended"):
-        pool.progress([row])
+        progress(pool, [row])
 
 
 def test_a_rewind_of_tokens_without_room_keeps_what_the_last_block_stores():
     pool = pool_of()
     pool.allocate("a", [1] * 4)
-    pool.progress([news(pool, "a", [2] * 5, 3)])
+    progress(pool, [news(pool, "a", [2] * 5, 3)])
     assert pool.truncate("a", 8) == 0
     assert pool.occupancy().stored_tokens == 3
     assert right(pool)
@@ -250,7 +253,7 @@ def test_the_end_of_a_runner_ends_its_sequences_and_no_others():
     pool = pool_of()
     pool.allocate("people's", [1] * 4)
     pool.allocate("a", [2] * 8, caller=7)
-    pool.progress([news(pool, "a", computed=5)])
+    progress(pool, [news(pool, "a", computed=5)])
     pool.fill_lease(2)
     assert pool.end_runner(7) == 1
     assert list(pool.live) == ["people's"]

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from model_runner.request import Chunk, FinishReason
-from services.soak.load import Ending, Request
-from services.soak.proof import Answer, Outage, Outcome, PoolEnd, count_ends, faults_of, pool_faults
+from services.soak.load import Ending, Kind, Request
+from services.soak.proof import Answer, Outage, Outcome, PoolEnd, Truth, count_ends, faults_of, pool_faults
 
-ANSWERS = [Answer(tuple(range(100, 164)), 64)]
+TRUTH = Truth([Answer(tuple(range(100, 164)), 64)], [[(200, 201), (210, 211), (220, 221)]])
 REQUEST = Request("r0u1-1", 0, 4, 1, "", 0, Ending.COMPLETE, 0, 0.0, 0.0)
 DEAD = Outage(runner=0, began=10.0, ended=20.0)
 END = PoolEnd("pool-0", usable=119, free=60, cached=52, held=7, leased=7, sequences=0, requests=0, runner_lease=7)
@@ -36,7 +36,7 @@ GOOD = outcome(100, 101, 102, 103)
 
 
 def found(*outcomes: Outcome, outages: tuple[Outage, ...] = ()) -> list[str]:
-    return faults_of([GOOD, *outcomes], ANSWERS, outages)
+    return faults_of([GOOD, *outcomes], TRUTH, outages)
 
 
 def test_a_right_answer():
@@ -69,9 +69,33 @@ def test_a_wrong_token_of_another_choice():
 
 
 def test_behind_a_tie_nothing_is_compared():
-    answers = [Answer(ANSWERS[0].tokens, sure=2)]
-    assert faults_of([outcome(100, 101, 7, 8)], answers, ()) == []
-    assert len(faults_of([outcome(100, 7, 7, 8)], answers, ())) == 1
+    truth = Truth([Answer(TRUTH.answers[0].tokens, sure=2)])
+    assert faults_of([outcome(100, 101, 7, 8)], truth, ()) == []
+    assert len(faults_of([outcome(100, 7, 7, 8)], truth, ())) == 1
+
+
+def searched(second: int, **request) -> Outcome:
+    """The two best answers of a beam search; the second begins with 210 if it is right."""
+    made = Outcome(
+        replace(REQUEST, max_tokens=2, choices=2, kind=Kind.BEAMS, **request), runner=0, started=1.0, ended=2.0
+    )
+    for choice, tokens in enumerate(((200, 201), (second, 211))):
+        made.take(Chunk("r0u1-1", choice, tokens, "", finish_reason=FinishReason.LENGTH))
+    return made
+
+
+def test_a_search_has_answers_of_its_own():
+    assert found(searched(210)) == []
+    assert found(searched(7)) == ["r0u1-1: choice 1 has token 7 at 0, undisturbed it was 210"]
+
+
+def test_searches_whose_sums_may_differ_are_not_compared():
+    assert faults_of([searched(7)], Truth(TRUTH.answers), ()) == []
+
+
+def test_the_best_of_several_is_the_answer_that_all_are():
+    assert found(outcome(100, 101, 102, 103, kind=Kind.BEST_OF, drawn=3)) == []
+    assert len(found(outcome(100, 101, 7, 103, kind=Kind.BEST_OF, drawn=3))) == 1
 
 
 def test_a_short_answer():
@@ -136,7 +160,7 @@ def test_what_a_runner_has_not_taken():
 
 
 def test_nothing_completed_proves_nothing():
-    assert faults_of([failed("UNAVAILABLE", "NOT_READY")], ANSWERS, ()) == [
+    assert faults_of([failed("UNAVAILABLE", "NOT_READY")], TRUTH, ()) == [
         "no request was completed, so nothing is proved"
     ]
 

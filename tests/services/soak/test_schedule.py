@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 
 import pytest
 
 from services.soak.faults import MESSAGE_FAULTS, FaultKind, fault_schedule
-from services.soak.load import MAX_TOKENS, PROMPTS, Ending, requests_of
+from services.soak.load import MAX_TOKENS, MOST_DRAWN, PROMPTS, SEARCH_TOKENS, SEARCH_WIDTH, Ending, Kind, requests_of
 
 SEEDS = range(20)
 
@@ -33,8 +33,23 @@ def test_the_load_is_of_all_kinds():
     for each in load:
         assert 1 <= each.max_tokens <= MAX_TOKENS
         assert (each.seconds > 0) == (each.ending is Ending.DEADLINE)
-        assert (each.after > 0) == (each.ending in (Ending.ABORT, Ending.DROP))
+        leaves = each.ending in (Ending.ABORT, Ending.DROP)
+        assert (each.after > 0) == (leaves and each.kind is Kind.SAMPLED)
+        assert (each.patience > 0) == (leaves and each.kind is not Kind.SAMPLED)
         assert each.after <= each.max_tokens
+
+
+def test_some_requests_search_and_some_want_the_best_of_several():
+    load = requests(7, "r0u1", 1000)
+    assert {(each.kind, each.ending) for each in load} == set(product(Kind, Ending))
+    for each in load:
+        if each.kind is Kind.BEAMS:
+            assert (each.max_tokens, each.drawn) == (SEARCH_TOKENS, 0)
+            assert each.choices <= SEARCH_WIDTH
+        elif each.kind is Kind.BEST_OF:
+            assert each.choices < each.drawn <= MOST_DRAWN
+        else:
+            assert each.drawn == 0
 
 
 def test_many_prompts_begin_alike():

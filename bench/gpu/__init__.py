@@ -1,0 +1,1 @@
+"""What to measure when a GPU is at hand: one script of under ten minutes, `python -m bench.gpu`."""

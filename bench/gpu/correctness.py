@@ -1,0 +1,69 @@
+"""Whether a backend is right on this device: small steps against the reference, over shapes that serve real models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import torch
+
+from bench.gpu.paged import shape_of
+from bench.gpu.place import Place
+from model_runner.attention import AttentionShape
+from model_runner.attention.choice import BACKENDS
+from model_runner.attention.trial import why_broken
+
+_HEADS = ((8, 8), (8, 4), (6, 2), (8, 2), (8, 1), (32, 8))
+"""Query heads and KV heads."""
+_DIMS = (64, 80, 96, 128, 256)
+_BLOCKS = (8, 16, 32, 64)
+
+
+def correctness(place: Place, backend: str) -> dict[str, object]:
+    """How many shapes are right, which can't be had and which are wrong, each with the reason. ok: none is wrong."""
+    right = 0
+    refused: dict[str, str] = {}
+    wrong: dict[str, str] = {}
+    kind = BACKENDS[backend]
+    for shape in _shapes(place):
+        reason = kind.why_not(shape)
+        if reason is not None:
+            refused[_name(shape)] = reason
+            continue
+        reason = why_broken(kind, shape)
+        if reason is None:
+            right += 1
+        else:
+            wrong[_name(shape)] = reason
+    return {"ok": right > 0 and not wrong, "right": right, "refused": refused, "wrong": wrong}
+
+
+def _shapes(place: Place) -> Iterator[AttentionShape]:
+    """The served model's own first, then each property varied."""
+    own = shape_of(place, 6, num_layers=1)
+    yield own
+    types = _types(place)
+    for number, (heads, dim) in enumerate(product(_HEADS, _DIMS)):
+        query, kv = types[number % len(types)]
+        size = _BLOCKS[number % len(_BLOCKS)]
+        shape = replace(own, num_heads=heads[0], num_kv_heads=heads[1], head_dim=dim, block_size=size)
+        yield replace(shape, query_dtype=query, kv_dtype=kv)
+    yield replace(own, sliding_window=5)
+    yield replace(own, logits_soft_cap=30.0)
+
+
+def _types(place: Place) -> tuple[tuple[torch.dtype, torch.dtype], ...]:
+    """Types of queries and of the cache."""
+    if not place.is_gpu:
+        return ((torch.float32, torch.float32),)
+    half, brain, eight = torch.float16, torch.bfloat16, torch.float8_e4m3fn
+    return ((brain, brain), (half, half), (brain, eight))
+
+
+def _name(shape: AttentionShape) -> str:
+    query, kv = (str(each).removeprefix("torch.") for each in (shape.query_dtype, shape.kv_dtype))
+    name = f"{shape.num_heads}/{shape.num_kv_heads} heads of {shape.head_dim}, blocks of {shape.block_size}, {query}"
+    name += f" over {kv}" if kv != query else ""
+    name += f", window {shape.sliding_window}" if shape.sliding_window else ""
+    return name + (f", cap {shape.logits_soft_cap:g}" if shape.logits_soft_cap else "")
