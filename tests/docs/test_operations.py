@@ -88,6 +88,16 @@ def test_an_alert_has_a_runbook(alert: str) -> None:
     assert re.findall(r"(?m)^- \*\*(\w+)\*\*: .", text) == list(PARTS)
 
 
+def test_the_runbooks_are_those_of_the_rules() -> None:
+    """An alert without a page leads nowhere at night; a page without an alert is never read."""
+    rules = yaml.safe_load((CHART / "rules" / "octavo.yaml").read_text())
+    named = {rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
+    assert named == set(ALERTS)
+    said = dict(re.findall(r"(?m)^\| \[(\w+)\]\(#\w+\) \| (\w+) \|", section(PAGE, "The alerts")))
+    rules = [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
+    assert said == {rule["alert"]: rule["labels"]["severity"] for rule in rules}
+
+
 def test_values_exist() -> None:
     known = set(values_of(yaml.safe_load((CHART / "values.yaml").read_text())))
     tops = {each.split(".")[0] for each in known}
@@ -107,7 +117,7 @@ def test_settings_exist() -> None:
     values = {
         part for each in values_of(yaml.safe_load((CHART / "values.yaml").read_text())) for part in each.split(".")
     }
-    of_kubernetes = {"preStop", "progressDeadlineSeconds", "maxUnavailable", "maxSurge"}
+    of_kubernetes = {"preStop", "subPath", "progressDeadlineSeconds", "maxUnavailable", "maxSurge"}
     named = {each for each in inline_code() if re.fullmatch("[a-z]+[A-Z][A-Za-z]+", each)}
     assert named
     assert named <= camel_settings() | values | of_kubernetes, named - camel_settings() - values

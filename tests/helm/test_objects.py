@@ -32,6 +32,15 @@ def test_tls_takes_the_keys_of_cert_manager(home: Path) -> None:
     assert [each["secret"]["secretName"] for each in test.spec["volumes"] if "secret" in each] == ["client"]
 
 
+def test_names_that_look_like_numbers_stay_names(home: Path) -> None:
+    given = values(tls__secretName="77", auth__tokensSecret="0x10", image__pullSecrets=["123"], nameOverride="12")
+    pod = server(render(home, given | {"priorityClassName": "5", "serviceAccount": {"name": "9"}}))
+    assert {each["secret"]["secretName"] for each in pod.spec["volumes"] if "secret" in each} == {"77", "0x10"}
+    assert pod.spec["imagePullSecrets"] == [{"name": "123"}]
+    assert (pod.spec["priorityClassName"], pod.spec["serviceAccountName"]) == ("5", "9")
+    assert pod.labels["app.kubernetes.io/name"] == "12"
+
+
 def test_the_test_pod_never_gets_the_servers_key(home: Path) -> None:
     (test,) = [pod for pod in render(home, nested("tls.secretName", "cert")).pods if pod.is_test]
     (secret,) = [each["secret"] for each in test.spec["volumes"] if "secret" in each]
@@ -152,6 +161,14 @@ def test_keda_asks_prometheus_for_the_pods_of_the_release(home: Path) -> None:
 
 
 # --- The gateway
+
+
+def test_without_a_gateway_nobody_is_told_what_others_have_asked(home: Path) -> None:
+    """VllmEngine tells the tokens of cached prompts, and the image can serve it."""
+    assert "--no-vllm-grpc" in arguments(server(render(home)))
+    asked = arguments(server(render(home, nested("runner.settings.vllmGrpc", True))))
+    assert "--vllm-grpc" in asked
+    assert "--no-vllm-grpc" not in asked
 
 
 def test_the_gateway_finds_the_pods_of_the_release_and_may(home: Path) -> None:

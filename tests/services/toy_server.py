@@ -7,8 +7,9 @@ import threading
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
+import grpc
 from octavo.runner.v1 import model_runner_pb2 as pb
 from octavo.runner.v1 import model_runner_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -90,8 +91,8 @@ class ToyServer:
         registry = CollectorRegistry()
         streams = Streams(asyncio.get_running_loop(), self.settings.max_unread_tokens)
         answering = Answering(streams, self.settings.slow_reader_seconds)
-        add = partial(model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server, ModelRunnerServicer(answering))
-        endpoint = await open_endpoint(KIND, self.settings, registry, add, open_guards(self.settings))
+        add, guards = partial(self.add_services, answering), open_guards(self.settings)
+        endpoint = await open_endpoint(KIND, self.settings, registry, add, guards)
         await open_admin(endpoint, Drainer(answering.traffic, endpoint.health), self.settings)
         metrics = RunnerMetrics(registry, running=lambda: engine.counts()[0], waiting=lambda: engine.counts()[1])
         tokenizer = SpellingTokenizer()
@@ -110,7 +111,11 @@ class ToyServer:
         answering.served = ServedModel(engine, cast(Tokenizer, tokenizer), limits, facts, forms)
         return endpoint, answering, engine
 
-    def __enter__(self) -> ToyServer:
+    def add_services(self, answering: Answering, server: grpc.aio.Server) -> None:
+        """What is served beside health and reflection."""
+        model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server(ModelRunnerServicer(answering), server)
+
+    def __enter__(self) -> Self:
         self.engine.start()
         assert self._serves.wait(WAIT_SECONDS)
         return self
