@@ -32,6 +32,15 @@ def test_tls_takes_the_keys_of_cert_manager(home: Path) -> None:
     assert [each["secret"]["secretName"] for each in test.spec["volumes"] if "secret" in each] == ["client"]
 
 
+def test_names_that_look_like_numbers_stay_names(home: Path) -> None:
+    given = values(tls__secretName="77", auth__tokensSecret="0x10", image__pullSecrets=["123"], nameOverride="12")
+    pod = server(render(home, given | {"priorityClassName": "5", "serviceAccount": {"name": "9"}}))
+    assert {each["secret"]["secretName"] for each in pod.spec["volumes"] if "secret" in each} == {"77", "0x10"}
+    assert pod.spec["imagePullSecrets"] == [{"name": "123"}]
+    assert (pod.spec["priorityClassName"], pod.spec["serviceAccountName"]) == ("5", "9")
+    assert pod.labels["app.kubernetes.io/name"] == "12"
+
+
 def test_the_test_pod_never_gets_the_servers_key(home: Path) -> None:
     (test,) = [pod for pod in render(home, nested("tls.secretName", "cert")).pods if pod.is_test]
     (secret,) = [each["secret"] for each in test.spec["volumes"] if "secret" in each]
