@@ -56,7 +56,7 @@ def test_options_that_stand_alone_exist(document: str) -> None:
 
 def test_variables_exist() -> None:
     spelled = {variable for name in CLI.commands for each in CLI.commands[name].params for variable in env_of(each)}
-    # A secret is a setting without an option: others see a command line.
+    # Tokens have no option, since others see a command line.
     spelled |= {f"OCTAVO_{name.upper()}" for name in ClientSettings.model_fields}
     for document in DOCUMENTS:
         named = set(re.findall(r"\bOCTAVO_[A-Z_]+[A-Z]\b", read(document))) - {"OCTAVO_COMPILE"}
