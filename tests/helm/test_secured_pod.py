@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,7 @@ from tests.e2e.stack import PATIENCE_SECONDS
 from tests.e2e.tiny_chat_model import write_tiny_chat_model
 from tests.helm.kubelet import Given, Kubelet
 from tests.helm.manifests import NAMESPACE, Manifests, render
-from tests.required import require
-from tests.services.test_tls import Certificates
+from tests.services.certificates import Certificates
 
 TOKEN = "token-of-acme-in-the-test"
 VALUES = {
@@ -46,7 +44,6 @@ class Secured:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    require(shutil.which("openssl"), "openssl is not installed: it makes the certificates.")
     directory = tmp_path_factory.mktemp("secured")
     for name in ("certificates", "weights"):
         (directory / name).mkdir()
