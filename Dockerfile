@@ -127,7 +127,8 @@ COPY --from=model-runner-packages /opt/octavo /opt/octavo
 COPY --from=octavo /opt/app /opt/app
 EXPOSE 50051 50052 9402
 CMD ["model-runner", "--runner-address=0.0.0.0:50051", "--runner-metrics-address=0.0.0.0:9402", \
-     "--runner-health-address=0.0.0.0:50052", "--runner-admin-address=unix:/run/octavo/admin.sock", "--log-format=json"]
+     "--runner-health-address=0.0.0.0:50052", "--runner-admin-address=unix:/run/octavo/admin.sock", "--no-vllm-grpc", \
+     "--log-format=json"]
 ARG BASE_IMAGE
 ARG VERSION=0.0.0
 ARG REVISION=unknown

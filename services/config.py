@@ -22,6 +22,7 @@ from services.config_base import (
 )
 from services.config_server import ProcessSettings, RunnerServerSettings
 from services.config_values import check_block_size, check_num_blocks, parse_number
+from services.errors import StartupError
 from services.reader_limits import MAX_UNREAD, SLOW_READER_SECONDS
 
 __all__ = [
@@ -267,6 +268,25 @@ class ClientSettings(OctavoSettings):
     tls_cert: Path | None = Field(None, description="PEM certificate to show to the server (mTLS).")
     tls_key: Path | None = Field(None, description="PEM private key of --tls-cert.")
 
+    def token(self) -> str | None:
+        """The bearer token for the model runner; None without. StartupError when its file cannot be read."""
+        if self.auth_token is not None:
+            return self.auth_token.get_secret_value()
+        return read_token(self.auth_token_file) if self.auth_token_file else None
+
     def tls(self) -> ClientTls | None:
         """TLS towards the server; None without."""
         return ClientTls(self.tls_ca, self.tls_cert, self.tls_key) if self.tls_ca else None
+
+
+def read_token(path: Path) -> str:
+    """The one line of a file. Raises StartupError."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise StartupError(f"Cannot read --auth-token-file {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        token = ""
+    if not token or any(not "!" <= letter <= "~" for letter in token):
+        raise StartupError(f"--auth-token-file {path} holds no token: one line of printable ASCII without spaces.")
+    return token

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -83,10 +83,14 @@ async def open_endpoint(
     settings: ProcessSettings,
     registry: CollectorRegistry,
     add_servicer: Callable[[grpc.aio.Server], None],
+    guards: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> Endpoint:
-    """Binds and serves on the running event loop. Raises StartupError, and then leaves no port or socket behind."""
+    """Binds and serves on the running event loop. Raises StartupError, and then leaves no port or socket behind.
+
+    guards: interceptors of the service's own address, which may raise what the kind's mapping knows.
+    """
     interceptors = (RpcInterceptor(registry, kind.mapping, kind.domain),)
-    server = create_server(kind.max_receive_bytes, interceptors, settings.limits())
+    server = create_server(kind.max_receive_bytes, (*interceptors, *guards), settings.limits())
     add_servicer(server)
     if settings.reflection:
         enable_reflection(server, kind.names)

@@ -16,6 +16,8 @@ from services.errors import StartupError
 
 ANSWER_SECONDS = 2.0
 """For an answer of the gateway."""
+WEDGE_SECONDS = 30
+"""Of an engine's silence, after which a gateway takes it for broken."""
 READY_SECONDS = 120.0
 """For a gateway to become ready in front of a runner that is."""
 CHECK_SECONDS = 1
@@ -48,6 +50,10 @@ def gateway_command(address: str, metrics_address: str, runners: Sequence[str], 
         *("--prometheus-host", metrics.host, "--prometheus-port", str(metrics.port)),
         *("--worker-urls", *(f"grpc://{reachable(_tcp(runner))}" for runner in runners)),
         *("--worker-startup-check-interval", str(CHECK_SECONDS), "--health-check-interval-secs", str(CHECK_SECONDS)),
+        # A prefix that is cached is always gone to: none of the hits warms other runners up.
+        *("--worker-warmup-divert-every", "0"),
+        # A step of a model on a CPU takes its time.
+        *("--worker-wedge-secs", str(WEDGE_SECONDS)),
         *("--shutdown-grace-period-secs", str(max(1, math.ceil(grace_seconds)))),
         *("--log-level", "error"),
     ]
