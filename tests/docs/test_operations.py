@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -100,6 +101,22 @@ def test_the_runbooks_are_those_of_the_rules() -> None:
     said = dict(re.findall(r"(?m)^\| \[(\w+)\]\(#\w+\) \| (\w+) \|", section(PAGE, "The alerts")))
     rules = [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
     assert said == {rule["alert"]: rule["labels"]["severity"] for rule in rules}
+
+
+def titles(panels: list[dict[str, Any]]) -> Iterator[str]:
+    for panel in panels:
+        yield panel.get("title", "")
+        yield from titles(panel.get("panels", []))
+
+
+def test_panels_exist() -> None:
+    """What is set in italics with a capital letter is a dashboard, a row or a panel of one."""
+    boards = [json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")]
+    known = {title for board in boards for title in titles(board["panels"])}
+    known |= {board["title"].removeprefix("Octavo / ") for board in boards}
+    named = set(re.findall(r"(?<![*\w])\*([A-Z][^*]+)\*(?!\*)", read(PAGE))) - {"Wake"}
+    assert len(named) > 10
+    assert named <= known, named - known
 
 
 def test_values_exist() -> None:
