@@ -2,7 +2,7 @@
 # builds both. `--target gateway` is smg, for the chart's gateway. docs/operations.md says why there is no HEALTHCHECK.
 
 # A Debian with Python 3.11, for which the locks were made. With Python from Debian's own packages, whose headers are a
-# package too: --build-arg BUILD_PACKAGES="g++ python3-dev" --build-arg GPU_PACKAGES="gcc libc6-dev python3-dev".
+# package too: BUILD_PACKAGES="g++ python3-dev" and GPU_PACKAGES="gcc libc6-dev python3-dev".
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
 # cpu or gpu: which build of torch the model runner gets.
 ARG ACCELERATOR=cpu
@@ -127,7 +127,8 @@ COPY --from=model-runner-packages /opt/octavo /opt/octavo
 COPY --from=octavo /opt/app /opt/app
 EXPOSE 50051 50052 9402
 CMD ["model-runner", "--runner-address=0.0.0.0:50051", "--runner-metrics-address=0.0.0.0:9402", \
-     "--runner-health-address=0.0.0.0:50052", "--runner-admin-address=unix:/run/octavo/admin.sock", "--log-format=json"]
+     "--runner-health-address=0.0.0.0:50052", "--runner-admin-address=unix:/run/octavo/admin.sock", "--no-vllm-grpc", \
+     "--log-format=json"]
 ARG BASE_IMAGE
 ARG VERSION=0.0.0
 ARG REVISION=unknown

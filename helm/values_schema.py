@@ -179,6 +179,7 @@ def _around() -> dict[str, Schema]:
     }
     policy = {name: shared("objects") for name in ("clients", "monitoring", "extraIngress", "extraEgress")}
     return {
+        "bindAddress": one_of("0.0.0.0", "::"),
         "service": group(_service() | {"headless": SWITCH}),
         "tls": group({"secretName": shared("name"), "clientAuth": SWITCH, "clientSecretName": shared("name")}),
         "auth": group(auth),

@@ -19,6 +19,7 @@ from model_runner.request import Chunk, GenerateRequest
 from model_runner.sequence import LiveRequest
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import Limits
+from services.callers import current_caller
 from services.form_compiler import FormCompiler
 from services.long_texts import TextThreads
 from services.reader_limits import SLOW_READER_SECONDS
@@ -98,13 +99,17 @@ class Answering:
         *,
         headers_first: bool = True,
     ) -> None:
-        """Carries one request out. request_id: by which it can be aborted, maybe empty. receive: reads `message`.
+        """Carries one request out, as the caller's.
 
-        headers_first: the client learns that its request is taken; without, that its first chunk is there.
+        request_id: by which it can be aborted, maybe empty. receive: reads `message`. headers_first: the client learns
+        that its request is taken; without, that its first chunk is there.
         """
+        caller = current_caller()
         with self.traffic.count():
-            with self._arriving(request_id) as arrival, self._reception.receive(served.engine, message.ByteSize()):
+            arriving = self._arriving(caller.engine_id(request_id) if request_id else "")
+            with arriving as arrival, self._reception.receive(served.engine, message.ByteSize()):
                 parsed, constraint = await receive()
+            parsed = caller.claim(parsed)
             self.streams.check_free(parsed.request_id)
             live = served.engine.submit(parsed, constraint)
             write = writer(live)
@@ -120,7 +125,7 @@ class Answering:
                     if not is_open:
                         is_open = True
                         await context.send_initial_metadata(())
-                    for each in write(chunk):
+                    for each in write(caller.client_chunk(chunk)):
                         await self._send(context, each)
             finally:
                 self.streams.close(stream)
@@ -129,9 +134,11 @@ class Answering:
                     served.engine.cancel(live)
 
     def abort(self, request_ids: Sequence[str]) -> tuple[int, int]:
-        """Ends requests before the next step, those too that are still being read. Returns how many were live, and how
-        many unknown."""
-        asked = list(dict.fromkeys(request_ids))
+        """Ends requests of the caller before the next step, those too that are still being read.
+
+        Returns how many were live, and how many unknown.
+        """
+        asked = list(dict.fromkeys(map(current_caller().engine_id, request_ids)))
         arriving = [request_id for request_id in asked if request_id in self._arrivals]
         for request_id in arriving:
             for arrival in self._arrivals[request_id]:

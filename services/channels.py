@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 
 from services.errors import StartupError
+from services.tls_files import read_ca, read_pair
 
 # A server that comes back is found within a second; without this, gRPC waits up to two minutes. One that is too busy to
 # greet is waited for like one that does not answer a ping: min_reconnect_backoff is how long an attempt to connect may
@@ -55,16 +56,17 @@ def _tls_options(address: str) -> tuple[tuple[str, int | str], ...]:
     return (*CHANNEL_OPTIONS, ("grpc.default_authority", "localhost"))
 
 
+def check_tls(tls: ClientTls | None) -> None:
+    """Raises StartupError for bad TLS files."""
+    if tls is not None:
+        _credentials(tls)
+
+
 def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(
-        root_certificates=_read(tls.ca),
-        private_key=_read(tls.key) if tls.key else None,
-        certificate_chain=_read(tls.cert) if tls.cert else None,
-    )
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise StartupError(f"Cannot read {path}: {error.strerror}.") from None
+    ca = read_ca(tls.ca)
+    if tls.cert is None and tls.key is None:
+        return grpc.ssl_channel_credentials(ca)
+    if tls.cert is None or tls.key is None:
+        raise StartupError("A TLS client's certificate and key go together: give both or none.")
+    cert, key = read_pair(tls.cert, tls.key)
+    return grpc.ssl_channel_credentials(ca, key, cert)

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import typer
 
+from services.connection_faults import tls_fault
 from services.errors import StartupError, describe_rpc_error
 
 EXIT_WRONG = 1
@@ -46,6 +47,8 @@ def rpc_failed(error: grpc.RpcError, what: str, address: str) -> StartupError:
         return StartupError(f"{what} at {address}: {view.sentence} ({view.code})")
     if view.code == "DEADLINE_EXCEEDED":
         return StartupError(f"The {what} at {address} did not answer in time.")
+    if fault := tls_fault(view.sentence):
+        return StartupError(f"The {what} at {address} cannot be reached: {fault}.")
     # gRPC's sentence ends with the cause: "...: Connection refused".
     cause = view.sentence.rsplit(": ", 1)[-1].rstrip(".")
     return StartupError(f"No {what} answers at {address} ({cause}); is it running?")

@@ -23,7 +23,7 @@ from services.options import with_settings
 DEFAULT_MAX_TOKENS = 256
 CALL_SECONDS = 10.0
 
-_FIELDS = ("runner_address", "tls_ca", "tls_cert", "tls_key")
+_FIELDS = ("runner_address", "auth_token_file", "tls_ca", "tls_cert", "tls_key")
 
 
 class EarlyStop(StrEnum):
@@ -242,7 +242,7 @@ def generate(
         pin_seconds=pin_seconds,
         queue_priority=queue_priority,
     )
-    with Client(settings.runner_address, tls=settings.tls()) as client:
+    with Client(settings.runner_address, tls=settings.tls(), token=settings.token()) as client:
         answer = Answer(max(1, n), is_streamed=beam_width is None and best_of <= n)
         try:
             for chunk in client.stream(request):
@@ -266,7 +266,7 @@ def requests(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")] = False,
 ) -> None:
     """Lists the requests that wait or run, with their sequences at the KV manager."""
-    with Client(settings.runner_address, tls=settings.tls(), timeout=CALL_SECONDS) as client:
+    with Client(settings.runner_address, tls=settings.tls(), token=settings.token(), timeout=CALL_SECONDS) as client:
         try:
             live = client.requests()
         except OctavoError as error:

@@ -31,7 +31,9 @@ def add_cache_commands(app: typer.Typer) -> None:
     app.command("events", short_help="Print what happens to the prefix index.")(events)
 
 
-@with_settings(ClientSettings, only=(*CLIENT_FIELDS, "runner_address"), names={"kv_address": ("--address",)})
+@with_settings(
+    ClientSettings, only=(*CLIENT_FIELDS, "runner_address", "auth_token_file"), names={"kv_address": ("--address",)}
+)
 def remove_prefix(
     settings: ClientSettings,
     token_ids: Annotated[
@@ -170,7 +172,8 @@ def _prompt_ids(settings: ClientSettings, token_ids: str | None, text: str | Non
     # Only a text needs a model runner; all else here does without the engine's modules.
     from services.client import Client, OctavoError
 
-    with Client(settings.runner_address, tls=settings.tls(), timeout=TOKENIZE_SECONDS) as client:
+    token = settings.token()
+    with Client(settings.runner_address, tls=settings.tls(), token=token, timeout=TOKENIZE_SECONDS) as client:
         try:
             return client.tokenize(text)
         except OctavoError as error:

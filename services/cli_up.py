@@ -15,7 +15,14 @@ from services.addresses import TcpAddress, free_port, parse_address, parse_tcp_a
 from services.cli_answer import Answer
 from services.cli_common import EXIT_UNABLE
 from services.client import Client, OctavoError
-from services.config import KvManagerSettings, ModelRunnerSettings, OctavoSettings, UpSettings
+from services.config import (
+    ClientSettings,
+    KvManagerSettings,
+    ModelRunnerSettings,
+    OctavoSettings,
+    UpSettings,
+    load_settings,
+)
 from services.errors import StartupError
 from services.gateway import READY_SECONDS, check_gateway, gateway_command, openai_url, why_not_ready
 from services.grpc_server import prepare
@@ -57,7 +64,7 @@ def up(
     raise_on_signals()
     supervisor = Supervisor(settings.grace_seconds, settings.kv_tls())
     try:
-        _check_before_start(settings)
+        _check_before_start(settings, demo)
         _start(supervisor, settings)
         if settings.gateway:
             _start_gateway(supervisor, settings)
@@ -76,7 +83,7 @@ def up(
         supervisor.stop()
 
 
-def _check_before_start(settings: UpSettings) -> None:
+def _check_before_start(settings: UpSettings, demo: bool) -> None:
     """Finds what would stop a service from starting, as far as it can be seen from here. Raises StartupError."""
     if settings.tls_cert is not None and settings.tls_ca is None:
         raise StartupError("--tls-cert needs --tls-ca too, the CA by which the two services trust each other.")
@@ -85,6 +92,8 @@ def _check_before_start(settings: UpSettings) -> None:
         if isinstance(parsed, TcpAddress) and parsed.port == 0:
             raise StartupError(f"{address} has port 0, and both services must know each other's: name a port.")
         prepare(parsed)
+    if demo and settings.auth_tokens is not None and _token(settings) is None:
+        raise StartupError("--demo asks the runner, and with --auth-tokens needs a token in OCTAVO_AUTH_TOKEN.")
     if settings.model is not None and not Path(settings.model).exists():
         raise StartupError(f"--model {settings.model}: there is no such file or directory.")
     if settings.gateway:
@@ -102,7 +111,10 @@ def _start(supervisor: Supervisor, settings: UpSettings) -> None:
 def _start_gateway(supervisor: Supervisor, settings: UpSettings) -> None:
     address = settings.gateway_address
     command = gateway_command(
-        address, _gateway_metrics_address(settings), [settings.runner_address], settings.grace_seconds
+        address,
+        _gateway_metrics_address(settings),
+        [settings.vllm_address or settings.runner_address],
+        settings.grace_seconds,
     )
     supervisor.start_other("gateway", command)
     deadline = time.monotonic() + READY_SECONDS
@@ -142,8 +154,14 @@ def _argument(name: str, value: Any) -> str:
 
 def _greet(settings: UpSettings, demo: bool, once: bool) -> None:
     """The demo's answer, if it is wanted, and how to go on."""
+    token = _token(settings)
+    if settings.auth_tokens is not None and token is None:
+        typer.echo(f"Serving at {settings.runner_address}, to those who have a token. Ctrl-C stops all.")
+        if settings.gateway:
+            typer.echo(f"The OpenAI-compatible API is at {openai_url(settings.gateway_address)}, for any key.")
+        return
     try:
-        with Client(settings.runner_address, tls=settings.kv_tls()) as client:
+        with Client(settings.runner_address, tls=settings.kv_tls(), token=token) as client:
             has_chat = client.model().has_chat_template
             if demo:
                 _demonstrate(client, has_chat)
@@ -151,6 +169,12 @@ def _greet(settings: UpSettings, demo: bool, once: bool) -> None:
         raise StartupError(f"The demo failed: {error}") from None
     if not once:
         typer.echo(_what_next(settings, has_chat))
+
+
+def _token(settings: UpSettings) -> str | None:
+    """The token of whoever starts both, for what `up` itself asks the runner."""
+    given = {} if settings.config is None else {"config": str(settings.config)}
+    return load_settings(ClientSettings, given).token()
 
 
 def _demonstrate(client: Client, has_chat: bool) -> None:

@@ -27,6 +27,7 @@ from services.client_request import (
     tokenize_request,
 )
 from services.client_retry import Deadline, RetryPolicy, may_retry, must_ask
+from services.connection_faults import tls_fault
 from services.errors import describe_rpc_error
 from services.runner_wire import read_chunk
 
@@ -52,17 +53,23 @@ class OctavoError(Exception):
         """The same failure without gRPC's clothes. begun: a part of the answer had come already."""
         view = describe_rpc_error(error)
         if view.code == "UNAVAILABLE" and not view.reason:
+            if fault := tls_fault(view.sentence):
+                return cls(view.code, f"The model runner at {address} cannot be reached: {fault}.")
             ended = f"The model runner at {address} stopped before the answer was complete."
             return cls(view.code, ended if begun else f"No model runner answers at {address}; is it running?")
         return cls(*view)
 
 
+def _bearer(token: str | None) -> tuple[tuple[str, str], ...]:
+    return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
 class Client:
     """A blocking client of one model runner at 'host:port' or 'unix:/path'. Thread-safe; close it when done.
 
-    timeout: seconds for a whole call, None for no limit. retry: how often a generate() that nobody has started is sent
-    again while the server is UNAVAILABLE; one with a request_id of yours only when the server says that it does not
-    know it. Every call raises OctavoError when it fails.
+    token: the bearer token of a server that asks for one. timeout: seconds for a whole call, None for no limit. retry:
+    how often a generate() that nobody has started is sent again while the server is UNAVAILABLE; one with a request_id
+    of yours only when the server says that it does not know it. Every call raises OctavoError when it fails.
     """
 
     def __init__(
@@ -70,11 +77,13 @@ class Client:
         address: str = DEFAULT_ADDRESS,
         *,
         tls: ClientTls | None = None,
+        token: str | None = None,
         timeout: float | None = None,
         retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
         self.address = address
         self._timeout = timeout
+        self._metadata = _bearer(token)
         self._retry = retry
         self._channel = open_channel(address, tls)
         self._stub = model_runner_pb2_grpc.ModelRunnerServiceStub(self._channel)
@@ -89,7 +98,7 @@ class Client:
         deadline = Deadline(self._timeout)
         pauses = self._retry.pauses()
         while True:
-            call = self._stub.Generate(request, timeout=deadline.left)
+            call = self._stub.Generate(request, timeout=deadline.left, metadata=self._metadata)
             begun = False
             try:
                 for message in call:
@@ -116,7 +125,8 @@ class Client:
             if not must_ask(view, request.request_id):
                 return True
             try:
-                answer = self._stub.Abort(pb.AbortRequest(request_ids=[request.request_id]), timeout=left.left)
+                known = pb.AbortRequest(request_ids=[request.request_id])
+                answer = self._stub.Abort(known, timeout=left.left, metadata=self._metadata)
             except grpc.RpcError:
                 continue
             return bool(answer.unknown_requests)
@@ -158,7 +168,7 @@ class Client:
 
     def _call(self, verb: Any, request: Any) -> Any:
         try:
-            return verb(request, timeout=self._timeout)
+            return verb(request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise OctavoError.of(error, self.address) from None
 
@@ -171,11 +181,13 @@ class AsyncClient:
         address: str = DEFAULT_ADDRESS,
         *,
         tls: ClientTls | None = None,
+        token: str | None = None,
         timeout: float | None = None,
         retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
         self.address = address
         self._timeout = timeout
+        self._metadata = _bearer(token)
         self._retry = retry
         self._channel = open_aio_channel(address, tls)
         self._stub = model_runner_pb2_grpc.ModelRunnerServiceStub(self._channel)
@@ -189,7 +201,7 @@ class AsyncClient:
         deadline = Deadline(self._timeout)
         pauses = self._retry.pauses()
         while True:
-            call = self._stub.Generate(request, timeout=deadline.left)
+            call = self._stub.Generate(request, timeout=deadline.left, metadata=self._metadata)
             begun = False
             try:
                 async for message in call:
@@ -215,7 +227,8 @@ class AsyncClient:
             if not must_ask(view, request.request_id):
                 return True
             try:
-                answer = await self._stub.Abort(pb.AbortRequest(request_ids=[request.request_id]), timeout=left.left)
+                known = pb.AbortRequest(request_ids=[request.request_id])
+                answer = await self._stub.Abort(known, timeout=left.left, metadata=self._metadata)
             except grpc.RpcError:
                 continue
             return bool(answer.unknown_requests)
@@ -257,6 +270,6 @@ class AsyncClient:
 
     async def _call(self, verb: Any, request: Any) -> Any:
         try:
-            return await verb(request, timeout=self._timeout)
+            return await verb(request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise OctavoError.of(error, self.address) from None

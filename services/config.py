@@ -22,6 +22,7 @@ from services.config_base import (
 )
 from services.config_server import ProcessSettings, RunnerServerSettings
 from services.config_values import check_block_size, check_num_blocks, parse_number
+from services.errors import StartupError
 from services.reader_limits import MAX_UNREAD, SLOW_READER_SECONDS
 
 __all__ = [
@@ -208,6 +209,18 @@ class ModelRunnerSettings(RunnerServerSettings):
         "cached with the tokens.",
         json_schema_extra={"shown_default": "on where smg-grpc-proto is installed: octavo[gateway]"},
     )
+    vllm_address: TcpAddressText | None = Field(
+        None,
+        description="host:port of a further server that has VllmEngine alone, without TLS and tokens, for gateways "
+        "that know neither. Nobody but they may reach it.",
+        json_schema_extra={"shown_default": "none"},
+    )
+    vllm_tenant: str | None = Field(
+        None,
+        min_length=1,
+        description="Tenant, of those in --auth-tokens, whose the requests at --vllm-address are.",
+        json_schema_extra={"shown_default": "none"},
+    )
     vllm_metric_names: bool = Field(
         False, description="Exports the metrics that routers for vLLM read, under vLLM's names, beside its own."
     )
@@ -272,6 +285,25 @@ class ClientSettings(OctavoSettings):
     tls_cert: Path | None = Field(None, description="PEM certificate to show to the server (mTLS).")
     tls_key: Path | None = Field(None, description="PEM private key of --tls-cert.")
 
+    def token(self) -> str | None:
+        """The bearer token for the model runner; None without. StartupError when its file cannot be read."""
+        if self.auth_token is not None:
+            return self.auth_token.get_secret_value()
+        return read_token(self.auth_token_file) if self.auth_token_file else None
+
     def tls(self) -> ClientTls | None:
         """TLS towards the server; None without."""
         return ClientTls(self.tls_ca, self.tls_cert, self.tls_key) if self.tls_ca else None
+
+
+def read_token(path: Path) -> str:
+    """The one line of a file. Raises StartupError."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise StartupError(f"Cannot read --auth-token-file {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        token = ""
+    if not token or any(not "!" <= letter <= "~" for letter in token):
+        raise StartupError(f"--auth-token-file {path} holds no token: one line of printable ASCII without spaces.")
+    return token

@@ -17,8 +17,9 @@ from services.config_base import (
     default_kv_address,
 )
 from services.errors import StartupError
-from services.grpc_server import ServerLimits, ServerTls
+from services.grpc_server import ServerLimits
 from services.logging import LogFormat, LogLevel
+from services.server_tls import ServerTls
 
 KIB = 1 << 10
 

@@ -16,6 +16,8 @@ from services.errors import StartupError
 
 ANSWER_SECONDS = 2.0
 """For an answer of the gateway."""
+WEDGE_SECONDS = 30
+"""Of an engine's silence, after which a gateway takes it for broken."""
 READY_SECONDS = 120.0
 """For a gateway to become ready in front of a runner that is."""
 CHECK_SECONDS = 1
@@ -28,15 +30,17 @@ def check_gateway(settings: UpSettings) -> None:
         raise StartupError("--gateway needs smg: pip install 'octavo[gateway]'.")
     if settings.vllm_grpc is False:
         raise StartupError("--gateway speaks to the runner by what --no-vllm-grpc leaves out.")
+    if settings.vllm_address is not None:
+        return
     if not isinstance(parse_address(settings.runner_address), TcpAddress):
         raise StartupError(
             f"--gateway reaches a runner by TCP alone, and this one is at {settings.runner_address}: give "
-            "--runner-address host:port."
+            "--runner-address host:port, or --vllm-address."
         )
     if settings.server_tls() is not None:
-        raise StartupError("--gateway cannot be had with --tls-cert: smg speaks no TLS to runners.")
+        raise StartupError("--gateway with --tls-cert needs --vllm-address: smg speaks no TLS to runners.")
     if settings.auth_tokens is not None:
-        raise StartupError("--gateway cannot be had with --auth-tokens: smg sends runners no token.")
+        raise StartupError("--gateway with --auth-tokens needs --vllm-address: smg sends runners no token.")
 
 
 def gateway_command(address: str, metrics_address: str, runners: Sequence[str], grace_seconds: float) -> list[str]:
@@ -48,6 +52,10 @@ def gateway_command(address: str, metrics_address: str, runners: Sequence[str], 
         *("--prometheus-host", metrics.host, "--prometheus-port", str(metrics.port)),
         *("--worker-urls", *(f"grpc://{reachable(_tcp(runner))}" for runner in runners)),
         *("--worker-startup-check-interval", str(CHECK_SECONDS), "--health-check-interval-secs", str(CHECK_SECONDS)),
+        # A prefix that is cached is always gone to: none of the hits warms other runners up.
+        *("--worker-warmup-divert-every", "0"),
+        # A step of a model on a CPU takes its time.
+        *("--worker-wedge-secs", str(WEDGE_SECONDS)),
         *("--shutdown-grace-period-secs", str(max(1, math.ceil(grace_seconds)))),
         *("--log-level", "error"),
     ]

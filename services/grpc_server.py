@@ -6,7 +6,8 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from services.addresses import Address, TcpAddress, UnixAddress, parse_address
 from services.errors import StartupError
 from services.health import Health
+from services.server_tls import ServerTls, server_credentials
 
 MIB = 1 << 20
 KV_MAX_RECEIVE_BYTES = 64 * MIB
@@ -29,15 +31,6 @@ _KEEPALIVE = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTls:
-    """PEM files of a TLS server; with `client_ca`, clients must show a certificate that it signed (mTLS)."""
-
-    cert: Path
-    key: Path
-    client_ca: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +90,7 @@ def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None = None) ->
     """Makes the server listen on 'host:port' or 'unix:/path' and returns the address with the port it got.
 
     Raises StartupError: a bad address, a port in use, a socket that somebody serves, a path that cannot be used, bad
-    TLS files. A stale socket file is removed; a missing directory is made, for this user alone.
+    TLS files. A stale socket file is removed; socket and missing directory are made for this user alone.
     """
     try:
         parsed = parse_address(address)
@@ -105,9 +98,10 @@ def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None = None) ->
         raise StartupError(str(error)) from None
     prepare(parsed)
     try:
-        port = _add_port(server, str(parsed), tls)
+        with _for_the_owner(parsed):
+            port = _add_port(server, str(parsed), tls)
     except RuntimeError:
-        raise StartupError(f"Cannot listen on {parsed}: {_refusal(tls)}.") from None
+        raise StartupError(f"Cannot listen on {parsed}: the system refuses it.") from None
     return str(TcpAddress(parsed.host, port)) if isinstance(parsed, TcpAddress) else str(parsed)
 
 
@@ -123,29 +117,20 @@ def prepare(address: Address) -> None:
 def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:
     if tls is None:
         return server.add_insecure_port(address)
-    return server.add_secure_port(address, _credentials(tls))
+    return server.add_secure_port(address, server_credentials(tls))
 
 
-def _refusal(tls: ServerTls | None) -> str:
-    if tls is None:
-        return "the system refuses it"
-    return f"the system refuses it, or {tls.cert} and {tls.key} are no matching certificate and key in PEM"
-
-
-def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    pair = (_read_pem(tls.key, "--tls-key"), _read_pem(tls.cert, "--tls-cert"))
-    client_ca = _read_pem(tls.client_ca, "--tls-client-ca") if tls.client_ca else None
-    return grpc.ssl_server_credentials([pair], root_certificates=client_ca, require_client_auth=client_ca is not None)
-
-
-def _read_pem(path: Path, option: str) -> bytes:
+@contextmanager
+def _for_the_owner(address: Address) -> Iterator[None]:
+    """A socket file is made for its owner alone: it is open from the moment on when it has a name."""
+    if isinstance(address, TcpAddress):
+        yield
+        return
+    before = os.umask(0o177)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StartupError(f"Cannot read {option} {path}: {error.strerror}.") from None
-    if b"-----BEGIN" not in data:
-        raise StartupError(f"{option} {path} is no PEM file.")
-    return data
+        yield
+    finally:
+        os.umask(before)
 
 
 def _probe_port(address: TcpAddress) -> None:

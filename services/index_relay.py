@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ KEPT_CHANGES = 4096
 """Changes that are kept for subscribers; who is further behind begins anew."""
 RETRY_SECONDS = 0.5
 """Between two attempts to watch."""
+NEWS_SECONDS = 1.0
+"""Between two looks at what sequences have told, when there are no events."""
 _NUMBERS_PER_SECOND = 1 << 20
 
 log = structlog.get_logger(__name__)
@@ -81,17 +83,23 @@ class IndexRelay:
         return self._last
 
     async def ready(self) -> None:
-        """Returns once the index is known; the first call begins to watch."""
+        """Returns once the index is known; the first call begins to watch. A fault of the watch is raised."""
         if self._task is None:
             self._task = asyncio.create_task(self._follow())
-        await self._known.wait()
+        known = asyncio.ensure_future(self._known.wait())
+        try:
+            await asyncio.wait({known, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            known.cancel()
+        self._check()
 
     def snapshot(self, salt: str) -> list[Stored]:
         """All blocks of this salt that can be found now, parents first."""
         return [Stored(name, block) for name, block in self._index.items() if block.salt == salt]
 
     def since(self, number: int) -> list[Change]:
-        """The changes from `number` on. Raises TooFarBehind."""
+        """The changes from `number` on. Raises TooFarBehind, and what has ended the watch."""
+        self._check()
         first = self._last - len(self._changes) + 1
         if not first <= number <= self._last + 1:
             raise TooFarBehind(
@@ -114,13 +122,32 @@ class IndexRelay:
         """Watches no more."""
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _check(self) -> None:
+        if self._task is not None and self._task.done():
+            self._task.result()
 
     async def _follow(self) -> None:
         glance = self._listen(self._tap)
         if glance is not None:
-            self._tokens.seed(glance)
+            # A full pool takes a moment; streams go on meanwhile.
+            await asyncio.to_thread(self._tokens.seed, glance)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hear())
+            tasks.create_task(self._keep_up())
+
+    async def _keep_up(self) -> None:
+        """Takes news in that no event asks for: there may be none for long, or none at all."""
+        while True:
+            self._take_news()
+            await asyncio.sleep(NEWS_SECONDS)
+
+    def _take_news(self) -> None:
+        self._tokens.take(self._tap.take())
+        self._tokens.keep(self._index)
+
+    async def _hear(self) -> None:
         number, boot_id = 0, ""
         parts: list[pb.BlocksStored] = []
         while True:
@@ -137,7 +164,7 @@ class IndexRelay:
 
     def _take(self, event: pb.WatchEventsResponse, parts: list[pb.BlocksStored]) -> None:
         # What is stored was told to the tap before it was told to the KV manager.
-        self._tokens.take(self._tap.take())
+        self._take_news()
         match event.WhichOneof("event"):
             case "stored":
                 self._change(stored=self._resolved([event.stored]))
@@ -152,7 +179,6 @@ class IndexRelay:
                 if event.snapshot.last:
                     self._replace(parts)
                     parts.clear()
-        self._tokens.keep(self._index)
 
     def _replace(self, chains: Iterable[pb.BlocksStored]) -> None:
         """The index is what a snapshot says."""

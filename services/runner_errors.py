@@ -7,6 +7,7 @@ import grpc
 from model_runner.chat_template import ChatTemplateError
 from model_runner.engine_types import DuplicateRequest, EngineStopped, QueueFull
 from model_runner.invalid import InvalidRequest
+from services.callers import NotYours, Unauthenticated
 from services.errors import RUNNER_DOMAIN, RpcFailure
 
 START_RETRY_SECONDS = 0.5
@@ -74,6 +75,10 @@ def runner_failure(error: BaseException) -> RpcFailure | None:
             return _failure(error, grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_seconds=error.retry_seconds)
         case SlowReader():
             return _failure(error, grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER")
+        case Unauthenticated():
+            return _failure(error, grpc.StatusCode.UNAUTHENTICATED, error.reason)
+        case NotYours():
+            return _failure(error, grpc.StatusCode.PERMISSION_DENIED, "NOT_YOURS", field=error.field)
         case EngineStopped():
             return _failure(error, grpc.StatusCode.UNAVAILABLE, "STOPPING")
         case NotReady():

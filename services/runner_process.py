@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.runner.v1 import model_runner_pb2_grpc, runner_admin_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from model_runner.engine import Engine
 from model_runner.engine_types import EngineState
 from services.answering import Answering, ServedModel
+from services.authentication import open_guards, open_stand_ins
 from services.books_metrics import BooksMetrics
+from services.channels import ClientTls, check_tls, open_aio_channel
 from services.config import ModelRunnerSettings
+from services.connection_faults import tls_fault
 from services.draining import Drainer
 from services.endpoint import Endpoint, ServiceKind, open_endpoint
-from services.errors import RUNNER_DOMAIN, StartupError
+from services.errors import RUNNER_DOMAIN, StartupError, describe_rpc_error
 from services.grpc_server import RUNNER_MAX_RECEIVE_BYTES
 from services.load_meter import LoadMeter, Observers
 from services.metrics import new_registry
@@ -53,6 +57,8 @@ LAST_WORDS_SECONDS = 1.0
 
 LATE_SECONDS = 1.0
 """A KV manager that is there answers sooner."""
+ASK_SECONDS = 5.0
+"""For a call that finds out what is wrong."""
 
 log = structlog.get_logger()
 
@@ -62,9 +68,10 @@ T = TypeVar("T")
 class _Readiness:
     """Turns the engine's changes of state into health and log lines, on the event loop."""
 
-    def __init__(self, endpoint: Endpoint, answering: Answering, kv_address: str) -> None:
+    def __init__(self, endpoint: Endpoint, answering: Answering, settings: ModelRunnerSettings) -> None:
         self._endpoint = endpoint
-        self._kv_address = kv_address
+        self._kv_address = kv_address = settings.kv_address
+        self._kv_tls = settings.kv_tls()
         self._loop = asyncio.get_running_loop()
         self._served = False
         answering.waits_for = f"the KV manager at {kv_address}"
@@ -94,12 +101,34 @@ class _Readiness:
 
     def _warn_unless_served(self) -> None:
         if not self._served:
-            hint = f"octavo kv-manager --kv-address {self._kv_address}"
-            log.warning("waiting for the KV manager", kv_manager=self._kv_address, start_it_with=hint)
+            self._asking = asyncio.ensure_future(self._warn())
+
+    async def _warn(self) -> None:
+        """The session waits for a connection and never learns why there is none; a call that does not wait does."""
+        fault = await _tls_fault(self._kv_address, self._kv_tls)
+        if self._served:
+            return
+        if fault is not None:
+            log.warning("cannot reach the KV manager", kv_manager=self._kv_address, reason=fault)
+            return
+        hint = f"octavo kv-manager --kv-address {self._kv_address}"
+        log.warning("waiting for the KV manager", kv_manager=self._kv_address, start_it_with=hint)
 
     def _end(self, sentence: str) -> None:
         if not self.refused.done():
             self.refused.set_result(sentence)
+
+
+async def _tls_fault(address: str, tls: ClientTls | None) -> str | None:
+    """What TLS has against a connection; None when it is something else, or nothing."""
+    try:
+        async with open_aio_channel(address, tls) as channel:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ASK_SECONDS)
+    except StartupError as error:
+        return str(error)
+    except grpc.RpcError as error:
+        return tls_fault(describe_rpc_error(error).sentence)
+    return None
 
 
 async def serve_model_runner(settings: ModelRunnerSettings) -> None:
@@ -107,13 +136,15 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
 
     The endpoint is open from the start, so that probes and clients learn what is going on while the model loads.
     """
+    check_tls(settings.kv_tls())
     with stop_signal() as stopped:
         registry = new_registry("model-runner")
         streams = Streams(asyncio.get_running_loop(), settings.max_unread_tokens)
         answering = Answering(streams, settings.slow_reader_seconds)
         vllm = choose_vllm(settings, answering)
         kind = KIND if vllm is None else replace(KIND, also=(vllm.name,))
-        endpoint = await open_endpoint(kind, settings, registry, partial(_add_services, answering, vllm))
+        guards = open_guards(settings, vllm.open_methods if vllm is not None else ())
+        endpoint = await open_endpoint(kind, settings, registry, partial(_add_services, answering, vllm), guards)
         log.info(
             "model-runner starts",
             address=endpoint.address,
@@ -122,7 +153,9 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
         drainer = Drainer(answering.traffic, endpoint.health)
         grace_seconds = 0.0
         try:
-            await _open_admin(endpoint, drainer, settings)
+            await open_admin(endpoint, drainer, settings)
+            if vllm is not None and settings.vllm_address is not None:
+                await _open_for_gateways(endpoint, vllm, settings, open_stand_ins(settings, guards))
             setup = await _unless_stopped(asyncio.to_thread(set_up_model, settings, stopped.is_set), stopped)
             if setup is not None:
                 await _serve(settings, setup, endpoint, answering, vllm, registry, stopped)
@@ -133,13 +166,24 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
                 await vllm.close()
 
 
+async def _open_for_gateways(
+    endpoint: Endpoint, vllm: VllmSide, settings: ModelRunnerSettings, guards: Sequence[grpc.aio.ServerInterceptor]
+) -> None:
+    """Serves VllmEngine at an address of its own. Raises StartupError."""
+    bound = await endpoint.serve_also(
+        str(settings.vllm_address), vllm.add_to, guards, RUNNER_MAX_RECEIVE_BYTES, settings.limits()
+    )
+    log.info("VllmEngine is served without TLS and tokens", address=bound, tenant=settings.vllm_tenant)
+
+
 def _add_services(answering: Answering, vllm: VllmSide | None, server: grpc.aio.Server) -> None:
     model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server(ModelRunnerServicer(answering), server)
     if vllm is not None:
         vllm.add_to(server)
 
 
-async def _open_admin(endpoint: Endpoint, drainer: Drainer, settings: ModelRunnerSettings) -> None:
+async def open_admin(endpoint: Endpoint, drainer: Drainer, settings: ModelRunnerSettings) -> None:
+    """Serves the admin service beside the endpoint, if the settings want it. Raises StartupError."""
     if settings.runner_admin_address is not None:
         add = partial(runner_admin_pb2_grpc.add_RunnerAdminServiceServicer_to_server, drainer)
         await endpoint.serve_also(settings.runner_admin_address, add)
@@ -166,7 +210,7 @@ async def _serve(
     stopped: asyncio.Event,
 ) -> None:
     """Runs the engine until the process is told to stop. Raises StartupError when the KV manager refuses us."""
-    readiness = _Readiness(endpoint, answering, settings.kv_address)
+    readiness = _Readiness(endpoint, answering, settings)
     books = SessionBooks(
         partial(GrpcLink, settings.kv_address, settings.kv_tls()),
         pool_id=settings.pool_id,

@@ -17,6 +17,7 @@ from model_runner.sequence import LiveRequest
 from model_runner.validation import Limits, check_text_size, validate
 from services.answering import Answering, Received, ServedModel, Writer
 from services.bad_words import tokenised_words
+from services.callers import current_caller
 from services.chat import chat_size, read_chat
 from services.form_compiler import check_form
 from services.runner_wire import field_path, read_request, write_chunk, write_view
@@ -61,8 +62,11 @@ class ModelRunnerServicer(model_runner_pb2_grpc.ModelRunnerServiceServicer):
     async def ListRequests(
         self, request: pb.ListRequestsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListRequestsResponse:
-        views = self._answering.loaded().engine.requests()
-        return pb.ListRequestsResponse(requests=[write_view(view) for view in views])
+        caller = current_caller()
+        views = [write_view(view) for view in self._answering.loaded().engine.requests() if caller.owns(view.tenant)]
+        for view in views:
+            view.request_id = caller.client_id(view.request_id)
+        return pb.ListRequestsResponse(requests=views)
 
     async def Abort(self, request: pb.AbortRequest, context: grpc.aio.ServicerContext) -> pb.AbortResponse:
         if not request.request_ids:

@@ -18,6 +18,7 @@ from model_runner.invalid import InvalidRequest
 from model_runner.sequence import LiveRequest
 from model_runner.validation import check_text_size
 from services.answering import Answering, Received, ServedModel, Writer
+from services.callers import current_caller
 from services.index_relay import IndexRelay, own_blocks
 from services.load_meter import Load
 from services.runner_errors import NotReady, Unsupported
@@ -132,8 +133,8 @@ class VllmServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        """What can be found in the cache of what the caller's own requests can find: blocks without a salt."""
-        facts = self._loaded()
+        """What the caller's own requests can find in the cache: blocks of its salt, or without tokens those of none."""
+        facts, salt = self._loaded(), current_caller().cache_salt
         relay = facts.relay
         await context.send_initial_metadata(())
         await relay.ready()
@@ -142,13 +143,13 @@ class VllmServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             wanted = request.start_sequence_number
             if not wanted:
                 wanted = relay.last_number + 1
-                for batch in snapshot_batches(relay.snapshot(""), wanted - 1, facts.block_size):
+                for batch in snapshot_batches(relay.snapshot(salt), wanted - 1, facts.block_size):
                     yield stamps.stamp(batch)
             while True:
                 bell.clear()
                 for change in relay.since(wanted):
                     wanted = change.number + 1
-                    yield stamps.stamp(change_batch(own_blocks(change, ""), facts.block_size))
+                    yield stamps.stamp(change_batch(own_blocks(change, salt), facts.block_size))
                 heartbeat = stamps.due(wanted - 1)
                 if heartbeat is not None:
                     yield heartbeat

@@ -39,6 +39,8 @@ class VllmSide:
     """Belongs to the event loop."""
 
     name = VLLM_SERVICE_NAME
+    open_methods = (f"/{VLLM_SERVICE_NAME}/HealthCheck",)
+    """What a gateway asks without a token."""
 
     def __init__(self, answering: Answering) -> None:
         self._servicer = VllmServicer(answering)

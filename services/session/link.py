@@ -13,7 +13,7 @@ from octavo.kv.v1 import kv_manager_pb2 as pb
 from octavo.kv.v1 import kv_manager_pb2_grpc
 
 from services.channels import ClientTls, open_channel
-from services.errors import describe_rpc_error
+from services.errors import StartupError, describe_rpc_error
 
 
 class LinkBroken(Exception):
@@ -56,14 +56,19 @@ class Link(Protocol):
 
 
 Dial = Callable[[], Link]
+"""Begins an attempt. Raises LinkBroken when it has failed already."""
 
 
 class GrpcLink:
     """A Link over gRPC, with a thread that reads; gRPC has one of its own that writes."""
 
     def __init__(self, address: str, tls: ClientTls | None = None) -> None:
+        """Raises LinkBroken when the TLS files are bad: they may be in the middle of a change."""
         self._address = address
-        self._channel = open_channel(address, tls)
+        try:
+            self._channel = open_channel(address, tls)
+        except StartupError as error:
+            raise LinkBroken(str(error)) from None
         self._stub = kv_manager_pb2_grpc.KvManagerServiceStub(self._channel)
         self._outbox: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[tuple[float, pb.SessionResponse | LinkBroken]] = queue.SimpleQueue()

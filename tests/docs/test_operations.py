@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +21,7 @@ from services.books_metrics import BooksMetrics
 from services.config import UpSettings
 from services.runner_metrics import RunnerMetrics
 from services.session.session import SessionStatus
+from services.token_file import TokenFile
 from tests.docs.written import ROOT, anchors, code_lines, read, section
 from tests.services.kv_support import kv_settings, running_kv_manager
 
@@ -88,6 +93,32 @@ def test_an_alert_has_a_runbook(alert: str) -> None:
     assert re.findall(r"(?m)^- \*\*(\w+)\*\*: .", text) == list(PARTS)
 
 
+def test_the_runbooks_are_those_of_the_rules() -> None:
+    """An alert without a page leads nowhere at night; a page without an alert is never read."""
+    rules = yaml.safe_load((CHART / "rules" / "octavo.yaml").read_text())
+    named = {rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
+    assert named == set(ALERTS)
+    said = dict(re.findall(r"(?m)^\| \[(\w+)\]\(#\w+\) \| (\w+) \|", section(PAGE, "The alerts")))
+    rules = [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
+    assert said == {rule["alert"]: rule["labels"]["severity"] for rule in rules}
+
+
+def titles(panels: list[dict[str, Any]]) -> Iterator[str]:
+    for panel in panels:
+        yield panel.get("title", "")
+        yield from titles(panel.get("panels", []))
+
+
+def test_panels_exist() -> None:
+    """What is set in italics with a capital letter is a dashboard, a row or a panel of one."""
+    boards = [json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")]
+    known = {title for board in boards for title in titles(board["panels"])}
+    known |= {board["title"].removeprefix("Octavo / ") for board in boards}
+    named = set(re.findall(r"(?<![*\w])\*([A-Z][^*]+)\*(?!\*)", read(PAGE))) - {"Wake"}
+    assert len(named) > 10
+    assert named <= known, named - known
+
+
 def test_values_exist() -> None:
     known = set(values_of(yaml.safe_load((CHART / "values.yaml").read_text())))
     tops = {each.split(".")[0] for each in known}
@@ -107,7 +138,7 @@ def test_settings_exist() -> None:
     values = {
         part for each in values_of(yaml.safe_load((CHART / "values.yaml").read_text())) for part in each.split(".")
     }
-    of_kubernetes = {"preStop", "progressDeadlineSeconds", "maxUnavailable", "maxSurge"}
+    of_kubernetes = {"preStop", "subPath", "progressDeadlineSeconds", "maxUnavailable", "maxSurge"}
     named = {each for each in inline_code() if re.fullmatch("[a-z]+[A-Z][A-Za-z]+", each)}
     assert named
     assert named <= camel_settings() | values | of_kubernetes, named - camel_settings() - values
@@ -126,3 +157,17 @@ def test_the_size_of_a_pool_is_what_the_runner_says() -> None:
     assert round(7_500 / 512, 2) == 14.65
     assert "2,739 blocks, 43,824 tokens" in text
     assert (20 * 512 - 1 - 7_500, (20 * 512 - 1 - 7_500) * 16) == (2_739, 43_824)
+
+
+def test_the_salt_of_a_tenant_is_what_the_page_computes(tmp_path: Path) -> None:
+    [line] = [each for each in code_lines(read(PAGE)) if each.startswith("python3 -c")]
+    _, *words = shlex.split(line)
+    env = {"SALT_SECRET": "a-long-secret-that-all-pods-share"}
+    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, check=True, timeout=60)
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(
+        f"salt_secret: {env['SALT_SECRET']}\ntokens:\n  - {{tenant: {words[-1]}, token: sixteen-and-more-letters}}\n"
+    )
+    caller = TokenFile(tokens).caller("sixteen-and-more-letters")
+    assert caller is not None
+    assert done.stdout.strip() == caller.cache_salt

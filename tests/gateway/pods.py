@@ -25,7 +25,7 @@ class Pods:
         for name in ("a", "b"):
             (directory / name).mkdir()
             # One thread each: the two share the cores with whatever else is tested.
-            stack = Stack(directory / name, "--num-blocks=1024", "--num-threads=1")
+            stack = Stack(directory / name, "--num-blocks=1024", "--num-threads=1", "--vllm-metric-names")
             # A gateway reaches runners by TCP alone.
             stack.runner_address = f"127.0.0.1:{free_port()}"
             self.stacks.append(stack)
@@ -66,6 +66,11 @@ class Pods:
         """Blocks of all pods that the gateway knows to be cached."""
         samples = re.findall(r"^smg_kv_index_blocks\{.*\} (\d+)", self._get(f"http://{self._metrics}/metrics"), re.M)
         return sum(map(int, samples))
+
+    def decisions(self) -> list[str]:
+        """How the gateway has routed, for when a test must say why."""
+        text = self._get(f"http://{self._metrics}/metrics")
+        return re.findall(r"^smg_(?:cache_aware|worker)_\w+\{.*\} [1-9].*", text, re.M)
 
     def cached_blocks(self) -> int:
         """Blocks of all pods that can be found."""

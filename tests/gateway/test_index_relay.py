@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from kvmanager.types import HashAlgorithm
+from kvmanager.types import HashAlgorithm, IndexKind
 from services import index_relay
+from services.cache_options import CacheOptions
 from services.index_relay import IndexRelay, own_blocks
 from services.index_tokens import IndexTokens
 from services.kv_events import EventStreams
@@ -236,3 +237,33 @@ def test_a_large_snapshot_comes_in_parts_with_numbers_up_to_the_last(monkeypatch
 def test_a_name_is_an_integer_of_64_bits_with_a_sign() -> None:
     assert block_hash(bytes([0xFF] * 8) + b"rest") == -1
     assert block_hash(bytes(7) + b"\x05" + b"rest") == 5
+
+
+def test_without_events_what_sequences_tell_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_relay, "NEWS_SECONDS", 0.001)
+
+    async def test(bench: Bench) -> None:
+        relay = relay_of(bench)
+        await relay.ready()
+        bench.submit("a", list(range(20)), 20)
+        bench.until_all_ended()
+        await until(lambda: not relay._tap._told)
+        assert relay.snapshot("") == []
+        await relay.close()
+
+    run(test, cache=CacheOptions(index=IndexKind.NONE))
+
+
+def test_a_fault_of_the_watch_is_told_to_who_subscribes() -> None:
+    async def broken(number: int, boot_id: str) -> AsyncIterator[Any]:
+        raise ZeroDivisionError
+        yield
+
+    async def test(bench: Bench) -> None:
+        relay = IndexRelay(broken, bench.books.listen, IndexTokens(BLOCK, HashAlgorithm.SHA256))
+        for _ in range(2):
+            with pytest.raises(ExceptionGroup):
+                await relay.ready()
+        await relay.close()
+
+    run(test)

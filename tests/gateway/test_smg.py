@@ -132,7 +132,7 @@ def test_what_cannot_be_is_refused_with_the_runner_s_sentence(pods: Pods) -> Non
 
 def test_a_conversation_goes_on_where_its_prefix_is(pods: Pods) -> None:
     # Few at a time: a gateway rather goes to another pod than to one that has much more to do.
-    with ThreadPoolExecutor(4) as users:
+    with ThreadPoolExecutor(2) as users:
         first = list(users.map(partial(_conversation, pods, turns=1), range(CONVERSATIONS)))
         pods.wait_for_events()
         second = list(users.map(partial(_conversation, pods, turns=2), range(CONVERSATIONS)))
@@ -140,9 +140,17 @@ def test_a_conversation_goes_on_where_its_prefix_is(pods: Pods) -> None:
         later.prompt_tokens_details.cached_tokens >= earlier.prompt_tokens // BLOCK * BLOCK
         for earlier, later in zip(first, second, strict=True)
     ]
-    assert sum(found) == CONVERSATIONS
+    assert sum(found) == CONVERSATIONS, pods.decisions()
     # Both pods have had their share, so that chance alone would not have found them all.
     assert all(_finished(stack, "length") > CONVERSATIONS // 10 for stack in pods.stacks)
+
+
+def test_pods_at_rest_say_so_under_vllm_s_names(pods: Pods) -> None:
+    for stack in pods.stacks:
+        stack.assert_nothing_held()
+        samples = {name.partition("{")[0]: value for name, value in stack.runner_samples().items()}
+        assert samples["vllm:num_requests_running"] == samples["vllm:num_requests_waiting"] == 0
+        assert samples["vllm:kv_cache_usage_perc"] == 0
 
 
 def test_a_pod_that_is_killed_loses_no_request_that_had_not_begun(pods: Pods) -> None:

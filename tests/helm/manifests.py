@@ -14,6 +14,8 @@ from tests.helm.tools import CHART, HelmVersion, helm
 
 Json = dict[str, Any]
 RELEASE = "demo"
+YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The one in C, where there is one: thirty times as fast."""
 NAMESPACE = "serving"
 
 
@@ -112,4 +114,4 @@ def render(
     done = helm("template", RELEASE, chart, *where, *options, version=version, home=home)
     if done.returncode:
         raise RefusedValues(done.stderr.strip())
-    return Manifests([each for each in yaml.safe_load_all(done.stdout) if each])
+    return Manifests([each for each in yaml.load_all(done.stdout, Loader=YAML_LOADER) if each])

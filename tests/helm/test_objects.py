@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ def test_tls_takes_the_keys_of_cert_manager(home: Path) -> None:
     (test,) = [pod for pod in manifests.pods if pod.is_test]
     assert {"--tls-ca=/etc/octavo/tls/ca.crt", "--tls-cert=/etc/octavo/tls/tls.crt"} <= set(test.containers[0]["args"])
     assert [each["secret"]["secretName"] for each in test.spec["volumes"] if "secret" in each] == ["client"]
+
+
+def test_names_that_look_like_numbers_stay_names(home: Path) -> None:
+    given = values(tls__secretName="77", auth__tokensSecret="0x10", image__pullSecrets=["123"], nameOverride="12")
+    pod = server(render(home, given | {"priorityClassName": "5", "serviceAccount": {"name": "9"}}))
+    assert {each["secret"]["secretName"] for each in pod.spec["volumes"] if "secret" in each} == {"77", "0x10"}
+    assert pod.spec["imagePullSecrets"] == [{"name": "123"}]
+    assert (pod.spec["priorityClassName"], pod.spec["serviceAccountName"]) == ("5", "9")
+    assert pod.labels["app.kubernetes.io/name"] == "12"
 
 
 def test_the_test_pod_never_gets_the_servers_key(home: Path) -> None:
@@ -109,8 +119,29 @@ def test_monitoring_is_on_when_its_kinds_are_there(home: Path, enabled: Any, api
     given = {"monitoring": {part: {"enabled": enabled} for part in parts}}
     manifests = render(home, given, apis=apis)
     assert bool(manifests.of_kind("PodMonitor")) is there
-    assert bool(manifests.of_kind("PrometheusRule")) is (there and (CHART / "rules" / "octavo.yaml").exists())
+    assert bool(manifests.of_kind("PrometheusRule")) is there
     assert len(manifests.of_kind("ConfigMap")) == (len(list(CHART.glob("dashboards/*.json"))) if there else 0)
+
+
+def test_every_alert_leads_to_its_runbook(home: Path) -> None:
+    monitoring = nested("monitoring.prometheusRule", {"enabled": True, "runbookUrl": "https://runbooks.example/octavo"})
+    (rule,) = render(home, monitoring).of_kind("PrometheusRule")
+    alerts = [each for group in rule["spec"]["groups"] for each in group["rules"] if "alert" in each]
+    assert len(alerts) == 14
+    for alert in alerts:
+        anchor = f"https://runbooks.example/octavo#{alert['alert'].lower()}"
+        assert alert["annotations"]["runbook_url"] == anchor
+
+
+def test_a_dashboard_is_a_file_that_grafanas_sidecar_finds(home: Path) -> None:
+    labels = {"labels": {"grafana": "mine"}, "annotations": {"folder": "LLM"}}
+    maps = render(home, nested("monitoring.dashboards", labels | {"enabled": True})).of_kind("ConfigMap")
+    assert {name for each in maps for name in each["data"]} == {path.name for path in CHART.glob("dashboards/*.json")}
+    for each in maps:
+        assert each["metadata"]["labels"]["grafana"] == "mine"
+        assert each["metadata"]["annotations"] == {"folder": "LLM", "grafana_folder": "Octavo"}
+        ((name, text),) = each["data"].items()
+        assert json.loads(text) == json.loads((CHART / "dashboards" / name).read_text(encoding="utf-8"))
 
 
 def test_both_services_are_scraped_under_one_job(home: Path) -> None:
@@ -154,6 +185,14 @@ def test_keda_asks_prometheus_for_the_pods_of_the_release(home: Path) -> None:
 # --- The gateway
 
 
+def test_without_a_gateway_nobody_is_told_what_others_have_asked(home: Path) -> None:
+    """VllmEngine tells the tokens of cached prompts, and the image can serve it."""
+    assert "--no-vllm-grpc" in arguments(server(render(home)))
+    asked = arguments(server(render(home, nested("runner.settings.vllmGrpc", True))))
+    assert "--vllm-grpc" in asked
+    assert "--no-vllm-grpc" not in asked
+
+
 def test_the_gateway_finds_the_pods_of_the_release_and_may(home: Path) -> None:
     manifests = render(home, nested("gateway.enabled", True), apis=PROMETHEUS)
     (gateway,) = [pod for pod in manifests.pods if pod.maker["metadata"]["name"] == "demo-octavo-gateway"]
@@ -174,6 +213,8 @@ def test_the_gateway_finds_the_pods_of_the_release_and_may(home: Path) -> None:
     policies = {each["metadata"]["name"]: each for each in manifests.of_kind("NetworkPolicy")}
     admitted = [peer["podSelector"].get("matchLabels", {}) for peer in ingress(policies["demo-octavo"], 50051)]
     assert any(labels and labels.items() <= gateway.labels.items() for labels in admitted)
+    # The second contract tells what others have asked: nobody else of the namespace gets it, unless it is named.
+    assert {} not in admitted
 
 
 def test_the_key_of_the_gateway_comes_from_a_secret(home: Path) -> None:

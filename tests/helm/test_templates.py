@@ -75,6 +75,16 @@ def test_a_rollout_of_pods_with_one_gpu_does_not_wait_for_a_second(home: Path) -
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
 
 
+def test_servers_can_listen_by_ipv6(home: Path) -> None:
+    manifests = render(home, values(bindAddress="::", gateway__enabled=True))
+    pod = server(manifests)
+    assert {"--runner-address=[::]:50051", "--runner-health-address=[::]:50052"} <= set(arguments(pod))
+    assert {"--kv-metrics-address=[::]:9401", "--kv-health-address=[::]:50053"} <= set(arguments(pod, "kv-manager"))
+    (gateway,) = [each for each in manifests.pods if each.containers[0]["name"] == "smg"]
+    assert {"--host=::", "--prometheus-host=::"} <= set(gateway.containers[0]["args"])
+    assert "0.0.0.0" not in str(manifests.pods)
+
+
 def test_a_service_by_our_name_sets_no_setting_of_ours(home: Path) -> None:
     pods = render(home, nested("gateway.enabled", True)).pods
     assert len(pods) >= 3

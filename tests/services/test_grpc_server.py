@@ -18,9 +18,10 @@ from octavo.kv.v1 import kv_manager_pb2 as pb
 from services.addresses import TcpAddress, UnixAddress, parse_address
 from services.channels import open_aio_channel, open_channel
 from services.errors import StartupError
-from services.grpc_server import MIB, ServerTls, bind, create_server, stop_gracefully
+from services.grpc_server import MIB, bind, create_server, stop_gracefully
 from services.health import Health
 from services.kv_service import KV_SERVICE_NAME
+from services.server_tls import ServerTls
 from tests.services.kv_support import kv_settings, kv_stub, running_kv_manager
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -126,7 +127,7 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 def test_bad_tls_files_are_refused(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     tls = ServerTls(cert, key)
-    with pytest.raises(StartupError, match=f"Cannot read --tls-key {key}: No such file"):
+    with pytest.raises(StartupError, match=f"Cannot read {cert}: No such file"):
         bound("127.0.0.1:0", tls)
     cert.write_text("nothing")
     key.write_text("nothing")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
+import grpc
 from octavo.runner.v1 import model_runner_pb2 as pb
 from octavo.runner.v1 import model_runner_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -21,13 +22,16 @@ from model_runner.scheduler import SchedulerLimits
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import Limits
 from services.answering import Answering, ServedModel
+from services.authentication import open_guards
 from services.books_inprocess import InProcessBooks
+from services.channels import ClientTls
 from services.client import Client
 from services.config import ModelRunnerSettings, load_settings
+from services.draining import Drainer
 from services.endpoint import Endpoint, open_endpoint
 from services.form_compiler import FormCompiler
 from services.runner_metrics import RunnerMetrics
-from services.runner_process import KIND
+from services.runner_process import KIND, open_admin
 from services.runner_service import ModelRunnerServicer
 from services.streams import Streams
 from tests.model_runner.step_modes import step_mode
@@ -57,9 +61,16 @@ class ToyServer:
         max_queued: int = 1024,
         max_model_tokens: int = 10_000,
         scheduling: dict[str, int] | None = None,
+        token: str | None = None,
+        client_tls: ClientTls | None = None,
         **settings: Any,
     ) -> None:
-        """settings: of the model runner, as far as they concern what is served."""
+        """settings: of the model runner, as far as they concern what is served. token: of clients without another.
+
+        client_tls: theirs.
+        """
+        self.token = token
+        self._client_tls = client_tls
         self.settings = load_settings(
             ModelRunnerSettings,
             {"runner_address": f"unix:{directory}/runner.sock", "runner_metrics_address": "127.0.0.1:0", **settings},
@@ -82,8 +93,9 @@ class ToyServer:
         registry = CollectorRegistry()
         streams = Streams(asyncio.get_running_loop(), self.settings.max_unread_tokens)
         answering = Answering(streams, self.settings.slow_reader_seconds)
-        add = partial(model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server, ModelRunnerServicer(answering))
-        endpoint = await open_endpoint(KIND, self.settings, registry, add)
+        add, guards = partial(self.add_services, answering), open_guards(self.settings)
+        endpoint = await open_endpoint(KIND, self.settings, registry, add, guards)
+        await open_admin(endpoint, Drainer(answering.traffic, endpoint.health), self.settings)
         metrics = RunnerMetrics(registry, running=lambda: engine.counts()[0], waiting=lambda: engine.counts()[1])
         tokenizer = SpellingTokenizer()
         engine = Engine(
@@ -102,17 +114,23 @@ class ToyServer:
         answering.served = ServedModel(engine, cast(Tokenizer, tokenizer), limits, facts, forms)
         return endpoint, answering, engine
 
-    def __enter__(self) -> ToyServer:
+    def add_services(self, answering: Answering, server: grpc.aio.Server) -> None:
+        """What is served beside health and reflection."""
+        model_runner_pb2_grpc.add_ModelRunnerServiceServicer_to_server(ModelRunnerServicer(answering), server)
+
+    def __enter__(self) -> Self:
         self.engine.start()
         assert self._serves.wait(WAIT_SECONDS)
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if kind is None and self.engine.state is not EngineState.STOPPED:
-            self.assert_nothing_held()
-        self.engine.stop()
-        self._thread.run(self._endpoint.stop(1))
-        self._thread.close()
+        try:
+            if kind is None and self.engine.state is not EngineState.STOPPED:
+                self.assert_nothing_held()
+        finally:
+            self.engine.stop()
+            self._thread.run(self._endpoint.stop(1))
+            self._thread.close()
 
     @property
     def address(self) -> str:
@@ -123,7 +141,15 @@ class ToyServer:
         return self.manager.pool("default")
 
     def client(self, **options: Any) -> Client:
-        return Client(self.address, timeout=WAIT_SECONDS, **options)
+        return Client(self.address, timeout=WAIT_SECONDS, tls=self._client_tls, **({"token": self.token} | options))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Carries something out on the server's event loop."""
+        return self._thread.run(work)
 
     def unread(self) -> dict[str, int]:
         """Entries that wait to be read, by request, as the event loop sees them."""

@@ -8,6 +8,10 @@ grpc:
 {{ toYaml .timing }}
 {{- end }}
 
+{{- define "octavo.bindAddress" -}}
+{{- ternary (printf "[%s]" .Values.bindAddress) .Values.bindAddress (contains ":" .Values.bindAddress) }}
+{{- end }}
+
 {{- define "octavo.kvManagerContainer" -}}
 {{- $kv := .Values.kvManager }}
 - name: kv-manager
@@ -17,8 +21,8 @@ grpc:
   args:
     - kv-manager
     - --kv-address=unix:/run/octavo/kv.sock
-    - --kv-metrics-address=0.0.0.0:9401
-    - --kv-health-address=0.0.0.0:50053
+    - "--kv-metrics-address={{ include "octavo.bindAddress" . }}:9401"
+    - "--kv-health-address={{ include "octavo.bindAddress" . }}:50053"
     - --log-format=json
     - --grace-seconds={{ .Values.termination.kvGraceSeconds }}
     {{- with include "octavo.settings" $kv.settings }}
@@ -84,9 +88,9 @@ Empty when nothing is requested, or when the settings say.
 {{- define "octavo.runnerArgs" -}}
 - model-runner
 - --kv-address=unix:/run/octavo/kv.sock
-- --runner-address=0.0.0.0:50051
-- --runner-metrics-address=0.0.0.0:9402
-- --runner-health-address=0.0.0.0:50052
+- "--runner-address={{ include "octavo.bindAddress" . }}:50051"
+- "--runner-metrics-address={{ include "octavo.bindAddress" . }}:9402"
+- "--runner-health-address={{ include "octavo.bindAddress" . }}:50052"
 - --runner-admin-address=unix:/run/octavo/admin.sock
 {{- with include "octavo.modelPath" . }}
 - {{ printf "--model=%s" . | quote }}
@@ -111,6 +115,9 @@ Empty when nothing is requested, or when the settings say.
 {{- end }}
 {{- if .Values.gateway.enabled }}
 - --vllm-grpc
+{{- else if not (hasKey .Values.runner.settings "vllmGrpc") }}
+# The image could, and whoever calls it can read what others have asked.
+- --no-vllm-grpc
 {{- end }}
 {{- with include "octavo.threads" . }}
 - --num-threads={{ . }}

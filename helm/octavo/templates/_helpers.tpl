@@ -26,8 +26,8 @@
 {{/* Labels that select the pods of a component: (list ROOT COMPONENT). They never change. */}}
 {{- define "octavo.selector" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/name: {{ include "octavo.name" $root }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/name: {{ include "octavo.name" $root | quote }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
@@ -100,7 +100,7 @@ enableServiceLinks: false
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- with .Values.podSecurityContext }}

@@ -33,14 +33,14 @@
 - name: model
   {{- if eq $model.source "image" }}
   image:
-    reference: {{ $model.image.reference }}
+    reference: {{ $model.image.reference | quote }}
     pullPolicy: {{ $model.image.pullPolicy }}
   {{- else if include "octavo.modelClaim" . }}
   persistentVolumeClaim:
-    claimName: {{ include "octavo.modelClaim" . }}
+    claimName: {{ include "octavo.modelClaim" . | quote }}
   {{- else }}
   emptyDir:
-    sizeLimit: {{ $model.download.sizeLimit }}
+    sizeLimit: {{ $model.download.sizeLimit | quote }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -62,7 +62,7 @@
   args:
     - download
     - {{ $download.repository | quote }}
-    - --revision={{ $download.revision }}
+    - {{ printf "--revision=%s" $download.revision | quote }}
     - --local-dir={{ include "octavo.modelDirectory" . }}
     {{- range $download.include }}
     - {{ printf "--include=%s" . | quote }}
@@ -90,8 +90,8 @@
     - name: HF_TOKEN
       valueFrom:
         secretKeyRef:
-          name: {{ $download.token.secretName }}
-          key: {{ $download.token.key }}
+          name: {{ $download.token.secretName | quote }}
+          key: {{ $download.token.key | quote }}
     {{- end }}
     {{- with include "octavo.env" $download.env }}
     {{- . | nindent 4 }}
