@@ -2,7 +2,7 @@
 # builds both. `--target gateway` is smg, for the chart's gateway. docs/operations.md says why there is no HEALTHCHECK.
 
 # A Debian with Python 3.11, for which the locks were made. With Python from Debian's own packages, whose headers are a
-# package too: --build-arg BUILD_PACKAGES="g++ python3-dev" --build-arg GPU_PACKAGES="gcc libc6-dev python3-dev".
+# package too: BUILD_PACKAGES="g++ python3-dev" and GPU_PACKAGES="gcc libc6-dev python3-dev".
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
 # cpu or gpu: which build of torch the model runner gets.
 ARG ACCELERATOR=cpu

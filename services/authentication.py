@@ -31,7 +31,7 @@ class Authenticator(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, tokens: TokenFile, open_methods: Collection[str] = ()) -> None:
-        self._tokens = tokens
+        self.tokens = tokens
         self._open_methods = frozenset(open_methods)
 
     async def intercept_service(
@@ -49,10 +49,52 @@ class Authenticator(grpc.aio.ServerInterceptor):
         set_caller(self._caller(metadata))
 
     def _caller(self, metadata: Metadata) -> Caller:
-        caller = self._tokens.caller(_token(metadata))
+        caller = self.tokens.caller(_token(metadata))
         if caller is None:
             raise Unauthenticated("TOKEN_UNKNOWN", "The token is none of this server's; ask its operator for yours.")
         return caller
+
+
+class StandIn(grpc.aio.ServerInterceptor):
+    """Stands before a server whose callers have no token: all of them are one tenant."""
+
+    def __init__(self, tokens: TokenFile, tenant: str) -> None:
+        self._tokens = tokens
+        self._tenant = tenant
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        return handler if handler is None else _guarded(handler, self._admit)
+
+    def _admit(self) -> None:
+        caller = self._tokens.caller_of(self._tenant)
+        if caller is None:
+            raise Unauthenticated(
+                "TENANT_UNKNOWN",
+                f"Calls here are those of tenant {self._tenant!r}, who has no token any more.",
+            )
+        set_caller(caller)
+
+
+def open_stand_ins(settings: ModelRunnerSettings, guards: Sequence[Authenticator]) -> tuple[StandIn, ...]:
+    """What stands before --vllm-address, where `guards` stand before the others. Raises StartupError."""
+    tenant = settings.vllm_tenant
+    if not guards:
+        if tenant is not None:
+            raise StartupError("--vllm-tenant is one of --auth-tokens, and there are none.")
+        return ()
+    if tenant is None:
+        raise StartupError(
+            "--vllm-address asks nobody for a token: with --auth-tokens, say by --vllm-tenant whose its requests are."
+        )
+    tokens = guards[0].tokens
+    if tokens.caller_of(tenant) is None:
+        raise StartupError(f"--vllm-tenant {tenant}: no token of {settings.auth_tokens} is that tenant's.")
+    return (StandIn(tokens, tenant),)
 
 
 def open_guards(settings: ModelRunnerSettings, open_methods: Collection[str] = ()) -> tuple[Authenticator, ...]:

@@ -111,7 +111,10 @@ def _start(supervisor: Supervisor, settings: UpSettings) -> None:
 def _start_gateway(supervisor: Supervisor, settings: UpSettings) -> None:
     address = settings.gateway_address
     command = gateway_command(
-        address, _gateway_metrics_address(settings), [settings.runner_address], settings.grace_seconds
+        address,
+        _gateway_metrics_address(settings),
+        [settings.vllm_address or settings.runner_address],
+        settings.grace_seconds,
     )
     supervisor.start_other("gateway", command)
     deadline = time.monotonic() + READY_SECONDS
@@ -153,7 +156,9 @@ def _greet(settings: UpSettings, demo: bool, once: bool) -> None:
     """The demo's answer, if it is wanted, and how to go on."""
     token = _token(settings)
     if settings.auth_tokens is not None and token is None:
-        typer.echo(f"Serving at {settings.runner_address}, to those who have a token. Ctrl-C stops both.")
+        typer.echo(f"Serving at {settings.runner_address}, to those who have a token. Ctrl-C stops all.")
+        if settings.gateway:
+            typer.echo(f"The OpenAI-compatible API is at {openai_url(settings.gateway_address)}, for any key.")
         return
     try:
         with Client(settings.runner_address, tls=settings.kv_tls(), token=token) as client:

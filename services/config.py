@@ -204,6 +204,18 @@ class ModelRunnerSettings(RunnerServerSettings):
         "cached with the tokens.",
         json_schema_extra={"shown_default": "on where smg-grpc-proto is installed: octavo[gateway]"},
     )
+    vllm_address: TcpAddressText | None = Field(
+        None,
+        description="host:port of a further server that has VllmEngine alone, without TLS and tokens, for gateways "
+        "that know neither. Nobody but they may reach it.",
+        json_schema_extra={"shown_default": "none"},
+    )
+    vllm_tenant: str | None = Field(
+        None,
+        min_length=1,
+        description="Tenant, of those in --auth-tokens, whose the requests at --vllm-address are.",
+        json_schema_extra={"shown_default": "none"},
+    )
     vllm_metric_names: bool = Field(
         False, description="Exports the metrics that routers for vLLM read, under vLLM's names, beside its own."
     )

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from services.config import ProcessSettings
 from services.errors import ErrorMapping, StartupError
-from services.grpc_server import bind, create_server, enable_reflection, stop_gracefully
+from services.grpc_server import ServerLimits, bind, create_server, enable_reflection, stop_gracefully
 from services.health import Health
 from services.metrics import MetricsServer, start_metrics_server
 from services.rpc_interceptor import RpcInterceptor
@@ -22,6 +22,8 @@ SMALL_BYTES = 1 << 16
 
 LAST_WORDS_SECONDS = 1.0
 """For answers on their way at the end."""
+
+_NO_LIMITS = ServerLimits()
 
 log = structlog.get_logger()
 
@@ -58,12 +60,19 @@ class Endpoint:
     _metrics: MetricsServer
     _others: list[grpc.aio.Server] = field(default_factory=list)
 
-    async def serve_also(self, address: str, add_servicer: Callable[[grpc.aio.Server], None]) -> str:
+    async def serve_also(
+        self,
+        address: str,
+        add_servicer: Callable[[grpc.aio.Server], None],
+        guards: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_receive_bytes: int = SMALL_BYTES,
+        limits: ServerLimits = _NO_LIMITS,
+    ) -> str:
         """Serves something at a further address, without TLS, until the endpoint stops; returns the address it got.
 
         Raises StartupError.
         """
-        server = create_server(SMALL_BYTES, self._interceptors)
+        server = create_server(max_receive_bytes, (*self._interceptors, *guards), limits)
         add_servicer(server)
         bound = bind(server, address)
         await server.start()

@@ -30,15 +30,17 @@ def check_gateway(settings: UpSettings) -> None:
         raise StartupError("--gateway needs smg: pip install 'octavo[gateway]'.")
     if settings.vllm_grpc is False:
         raise StartupError("--gateway speaks to the runner by what --no-vllm-grpc leaves out.")
+    if settings.vllm_address is not None:
+        return
     if not isinstance(parse_address(settings.runner_address), TcpAddress):
         raise StartupError(
             f"--gateway reaches a runner by TCP alone, and this one is at {settings.runner_address}: give "
-            "--runner-address host:port."
+            "--runner-address host:port, or --vllm-address."
         )
     if settings.server_tls() is not None:
-        raise StartupError("--gateway cannot be had with --tls-cert: smg speaks no TLS to runners.")
+        raise StartupError("--gateway with --tls-cert needs --vllm-address: smg speaks no TLS to runners.")
     if settings.auth_tokens is not None:
-        raise StartupError("--gateway cannot be had with --auth-tokens: smg sends runners no token.")
+        raise StartupError("--gateway with --auth-tokens needs --vllm-address: smg sends runners no token.")
 
 
 def gateway_command(address: str, metrics_address: str, runners: Sequence[str], grace_seconds: float) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from model_runner.engine import Engine
 from model_runner.engine_types import EngineState
 from services.answering import Answering, ServedModel
-from services.authentication import open_guards
+from services.authentication import open_guards, open_stand_ins
 from services.books_metrics import BooksMetrics
 from services.channels import ClientTls, check_tls, open_aio_channel
 from services.config import ModelRunnerSettings
@@ -154,6 +154,8 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
         grace_seconds = 0.0
         try:
             await open_admin(endpoint, drainer, settings)
+            if vllm is not None and settings.vllm_address is not None:
+                await _open_for_gateways(endpoint, vllm, settings, open_stand_ins(settings, guards))
             setup = await _unless_stopped(asyncio.to_thread(set_up_model, settings, stopped.is_set), stopped)
             if setup is not None:
                 await _serve(settings, setup, endpoint, answering, vllm, registry, stopped)
@@ -162,6 +164,16 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
             await _stop(endpoint, answering, drainer, grace_seconds)
             if vllm is not None:
                 await vllm.close()
+
+
+async def _open_for_gateways(
+    endpoint: Endpoint, vllm: VllmSide, settings: ModelRunnerSettings, guards: Sequence[grpc.aio.ServerInterceptor]
+) -> None:
+    """Serves VllmEngine at an address of its own. Raises StartupError."""
+    bound = await endpoint.serve_also(
+        str(settings.vllm_address), vllm.add_to, guards, RUNNER_MAX_RECEIVE_BYTES, settings.limits()
+    )
+    log.info("VllmEngine is served without TLS and tokens", address=bound, tenant=settings.vllm_tenant)
 
 
 def _add_services(answering: Answering, vllm: VllmSide | None, server: grpc.aio.Server) -> None:

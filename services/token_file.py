@@ -89,6 +89,11 @@ class TokenFile:
         self._refresh()
         return _find(self._callers, digest_of(token))
 
+    def caller_of(self, tenant: str) -> Caller | None:
+        """A tenant as its tokens have it; None for one that has none."""
+        self._refresh()
+        return next((caller for caller in self._callers.values() if caller.tenant == tenant), None)
+
     def _refresh(self) -> None:
         """Takes a file that has changed. One that cannot be taken leaves everything as it was, and is logged once."""
         if not self._watch.changed():

@@ -19,20 +19,25 @@ log = structlog.get_logger()
 
 def choose_vllm(settings: ModelRunnerSettings, answering: Answering) -> VllmSide | None:
     """The second contract, or None without it. Raises StartupError when it is wanted and can't be had."""
+    if settings.vllm_tenant is not None and settings.vllm_address is None:
+        raise StartupError("--vllm-tenant is whose the calls at --vllm-address are: give that too.")
     if settings.vllm_grpc is False:
+        if settings.vllm_address is not None:
+            raise StartupError("--vllm-address is for what --no-vllm-grpc leaves out.")
         return None
+    is_wanted = settings.vllm_grpc or settings.vllm_address is not None
     try:
         from services.vllm_side import VllmSide
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("smg_grpc_proto"):
             raise
-        if settings.vllm_grpc:
-            raise StartupError("--vllm-grpc needs smg-grpc-proto: pip install 'octavo[gateway]'.") from None
+        if is_wanted:
+            raise StartupError("VllmEngine needs smg-grpc-proto: pip install 'octavo[gateway]'.") from None
         return None
     except (VersionError, RuntimeError) as error:
         # What generated code says of a grpcio or protobuf that is older than it wants.
-        if settings.vllm_grpc:
-            raise StartupError(f"--vllm-grpc: the installed smg-grpc-proto cannot be used: {error}") from None
+        if is_wanted:
+            raise StartupError(f"VllmEngine: the installed smg-grpc-proto cannot be used: {error}") from None
         log.warning("VllmEngine is not served: the installed smg-grpc-proto cannot be used", reason=str(error))
         return None
     return VllmSide(answering)

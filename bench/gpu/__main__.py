@@ -31,6 +31,15 @@ def place_of(device: str, quick: bool) -> Place:
     return Place(torch.device(device), QUICK, 0.001) if quick else Place(torch.device(device), FULL, 1.0)
 
 
+def why_not(device: torch.device, quick: bool) -> str | None:
+    """Why nothing can be measured, in a sentence; None when it can."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return "There is no CUDA here; with --device cpu --quick all parts run in small."
+    if device.type != "cuda" and not quick:
+        return f"The sizes are those of a GPU; on {device} only --quick is of use."
+    return None
+
+
 def main(
     device: Annotated[str, typer.Option(help="cuda, cuda:N or cpu.")] = "cuda",
     minutes: Annotated[float, typer.Option(min=0.1, help="All of it takes no longer.")] = 9.5,
@@ -42,8 +51,8 @@ def main(
 ) -> None:
     """Checks and measures. Exit code 1 when a backend is wrong or a part broke."""
     configure_logging("warning", "json")
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        typer.echo("There is no CUDA here; with --device cpu --quick all parts run in small.", err=True)
+    if (refusal := why_not(torch.device(device), quick)) is not None:
+        typer.echo(refusal, err=True)
         raise typer.Exit(2)
     place = place_of(device, quick)
     if part:

@@ -154,9 +154,8 @@ def _generate_speed(place: Place, requests: Sequence[Request], batch: int) -> fl
     )
     with torch.device(place.device):
         model = LlamaForCausalLM(config).to(place.sizes.dtype).eval()
-    useful, began = 0, time.perf_counter()
-    for first in range(0, len(requests), batch):
-        part = requests[first : first + batch]
+
+    def generate(part: Sequence[Request]) -> None:
         width, most = max(prompt for prompt, _ in part), max(answer for _, answer in part)
         mask = torch.zeros(len(part), width, dtype=torch.int64, device=place.device)
         for row, (prompt, _) in enumerate(part):
@@ -164,6 +163,14 @@ def _generate_speed(place: Place, requests: Sequence[Request], batch: int) -> fl
         model.generate(
             torch.ones_like(mask), attention_mask=mask, max_new_tokens=most, min_new_tokens=most, do_sample=False
         )
+
+    # One that does not count, as for the engine.
+    generate([(1, 2)])
+    place.wait()
+    useful, began = 0, time.perf_counter()
+    for first in range(0, len(requests), batch):
+        part = requests[first : first + batch]
+        generate(part)
         useful += sum(answer for _, answer in part)
         if time.perf_counter() - began > 60 * place.seconds:
             break

@@ -167,7 +167,12 @@ def sharing() -> list[Panel]:
             "Copies per fork",
             "About 1 for answers that part from their prompt; beam searches fork often and copy less.",
             "none",
-            [Query(f"({ratio('octavo_kv_copies_total', 'octavo_kv_forks_total', 'KV', POOLS)}) or vector(0)", HERE)],
+            [
+                Query(
+                    f"({ratio('octavo_kv_copies_total', 'octavo_kv_forks_total', 'KV', POOLS)}) or on () vector(0)",
+                    HERE,
+                )
+            ],
             width=6,
             decimals=2,
         ),
@@ -175,7 +180,7 @@ def sharing() -> list[Panel]:
             "Sharing factor",
             "Block-table entries for each held block. At 2 the pool holds twice what it could without sharing.",
             "none",
-            [Query(f"({SHARING}) or vector(1)", HERE)],
+            [Query(f"({SHARING}) or on () vector(1)", HERE)],
             width=6,
             decimals=2,
             minimum=1,
@@ -209,7 +214,7 @@ def sharing() -> list[Panel]:
             "Room in held blocks that holds no token: the last block of each sequence, blocks asked for ahead, and the "
             "lease. Smaller blocks waste less.",
             "percentunit",
-            [Query(f"({FRAGMENTATION}) or vector(0)", HERE)],
+            [Query(f"({FRAGMENTATION}) or on () vector(0)", HERE)],
             width=12,
             maximum=1,
         ),

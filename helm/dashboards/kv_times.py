@@ -26,9 +26,9 @@ def residency() -> list[Panel]:
             " go before they are asked for again: a larger pool would hit more.",
             "s",
             [
-                Query(f"({quantile(0.5, lifetime, 'KV')}) or vector(0)", "lifetime"),
-                Query(f"({quantile(0.5, idle, 'KV')}) or vector(0)", "idle before eviction", colour=RED),
-                Query(f"({quantile(0.5, gap, 'KV')}) or vector(0)", "reuse gap", colour=GREEN),
+                Query(f"({quantile(0.5, lifetime, 'KV')}) or on () vector(0)", "lifetime"),
+                Query(f"({quantile(0.5, idle, 'KV')}) or on () vector(0)", "idle before eviction", colour=RED),
+                Query(f"({quantile(0.5, gap, 'KV')}) or on () vector(0)", "reuse gap", colour=GREEN),
             ],
         ),
         Lines(
@@ -36,9 +36,9 @@ def residency() -> list[Panel]:
             "As the medians; a long tail of reuse gaps is what an eviction policy can't serve.",
             "s",
             [
-                Query(f"({quantile(0.95, lifetime, 'KV')}) or vector(0)", "lifetime"),
-                Query(f"({quantile(0.95, idle, 'KV')}) or vector(0)", "idle before eviction", colour=RED),
-                Query(f"({quantile(0.95, gap, 'KV')}) or vector(0)", "reuse gap", colour=GREEN),
+                Query(f"({quantile(0.95, lifetime, 'KV')}) or on () vector(0)", "lifetime"),
+                Query(f"({quantile(0.95, idle, 'KV')}) or on () vector(0)", "idle before eviction", colour=RED),
+                Query(f"({quantile(0.95, gap, 'KV')}) or on () vector(0)", "reuse gap", colour=GREEN),
             ],
         ),
         Heatmap(
@@ -75,9 +75,9 @@ def session() -> list[Panel]:
             " long these waited (right axis). Steps that find their blocks ahead of time wait for nothing.",
             "percentunit",
             [
-                Query(f"({waited}) or vector(0)", "steps that waited {{pod}}"),
-                Query(f"({quantile(0.99, wait)}) or vector(0)", "wait p99", unit="s"),
-                Query(f"({mean(wait)}) or vector(0)", "wait, mean", unit="s"),
+                Query(f"({waited}) or on () vector(0)", "steps that waited {{pod}}"),
+                Query(f"({quantile(0.99, wait)}) or on () vector(0)", "wait p99", unit="s"),
+                Query(f"({mean(wait)}) or on () vector(0)", "wait, mean", unit="s"),
             ],
         ),
         Lines(
@@ -129,6 +129,7 @@ def session() -> list[Panel]:
                 Query("sum (increase(octavo_kv_session_restores_total{ANY}[10m]))", "restored", colour=RED),
             ],
             width=6,
+            soft_max=2,
         ),
         Lines(
             "RPC latency of the KV manager",
@@ -136,7 +137,7 @@ def session() -> list[Panel]:
             "s",
             [
                 Query(
-                    f"({quantile(0.99, 'octavo_rpc_duration_seconds', 'ANY,' + UNARY, 'method')}) or vector(0)",
+                    f"({quantile(0.99, 'octavo_rpc_duration_seconds', 'ANY,' + UNARY, 'method')}) or on () vector(0)",
                     "{{method}}",
                 )
             ],
@@ -149,7 +150,7 @@ def session() -> list[Panel]:
             [
                 Query(
                     'sum by (code) (rate(octavo_rpc_duration_seconds_count{ANY,service="octavo.kv.v1.KvManagerService"}'
-                    "[RATE])) or vector(0)",
+                    "[RATE])) or on () vector(0)",
                     "{{code}}",
                 )
             ],
@@ -167,6 +168,7 @@ def books() -> list[Panel]:
             "none",
             [Query("sum by (pod, pool) (octavo_kv_books_imbalance{KV})", HERE)],
             thresholds=BROKEN,
+            soft_max=2,
         ),
         Lines(
             "Starts of the KV manager",
@@ -179,6 +181,7 @@ def books() -> list[Panel]:
                     "{{pod}}",
                 )
             ],
+            soft_max=2,
         ),
         Bars(
             "Occupancy by pool",

@@ -151,6 +151,7 @@ def _throughput() -> list[Panel]:
                 Query(per_second("octavo_runner_preemptions_total", by="pod"), "preemptions {{pod}}", colour=RED),
                 Query(per_second("octavo_runner_pauses_total", by="pod"), "pauses {{pod}}", colour=ORANGE),
             ],
+            soft_max=1,
         ),
         Lines(
             "Tokens per request",
@@ -178,8 +179,8 @@ def _throughput() -> list[Panel]:
                 Query(per_second("octavo_runner_draft_tokens_total"), "guessed"),
                 Query(per_second("octavo_runner_accepted_draft_tokens_total"), "right"),
                 Query(
-                    f"({ratio('octavo_runner_accepted_draft_tokens_total', 'octavo_runner_draft_tokens_total')}) or"
-                    " vector(0)",
+                    f"({ratio('octavo_runner_accepted_draft_tokens_total', 'octavo_runner_draft_tokens_total')})"
+                    " or on () vector(0)",
                     "share that was right",
                     unit="percentunit",
                 ),

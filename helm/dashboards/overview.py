@@ -177,11 +177,12 @@ def _cache() -> list[Panel]:
             [
                 Query(
                     f'(sum by (service) (rate(octavo_rpc_duration_seconds_count{{ANY,code=~"{FAULTS}"}}[RATE])) / '
-                    "(sum by (service) (rate(octavo_rpc_duration_seconds_count{ANY}[RATE])) > 0)) or vector(0)",
+                    "(sum by (service) (rate(octavo_rpc_duration_seconds_count{ANY}[RATE])) > 0)) or on () vector(0)",
                     "{{service}}",
                 )
             ],
             width=6,
+            soft_max=0.05,
         ),
     ]
 
@@ -201,7 +202,7 @@ def _pods() -> list[Panel]:
             ],
             width=12,
             height=7,
-            hidden=("job",),
+            hidden=("job", "container", "endpoint", "namespace"),
             values=("started",),
         ),
         Table(
@@ -211,7 +212,7 @@ def _pods() -> list[Panel]:
             [Query("octavo_kv_pool_info{KV}", "")],
             width=12,
             height=7,
-            hidden=("__name__", "job", "Value"),
+            hidden=("__name__", "Value", "job", "container", "endpoint", "namespace", "instance", "epoch"),
         ),
     ]
 

@@ -15,6 +15,9 @@ Json = dict[str, Any]
 
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 
+WIDE = 12
+"""From this width on a legend has room beside the graph."""
+
 GREEN, YELLOW, ORANGE, RED, BLUE, GREY = "green", "yellow", "orange", "red", "blue", "#8e8e8e"
 
 
@@ -118,15 +121,16 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Lines(Panel):
-    """Time series. stacked: they add up to something."""
+    """Time series. stacked: they add up to something. soft_max: how far the axis goes at least."""
 
     stacked: bool = False
-    calculations: Sequence[str] = ("lastNotNull", "max")
+    soft_max: float | None = None
 
     kind = "timeseries"
 
     def custom(self) -> Json:
-        return {
+        soft = {} if self.soft_max is None else {"axisSoftMax": self.soft_max}
+        return soft | {
             "drawStyle": "line",
             "lineInterpolation": "linear",
             "lineWidth": 1,
@@ -140,12 +144,13 @@ class Lines(Panel):
         }
 
     def options(self) -> Json:
+        wide = self.width >= WIDE
         return {
             "legend": {
                 "showLegend": True,
-                "displayMode": "table",
-                "placement": "bottom",
-                "calcs": list(self.calculations),
+                "displayMode": "table" if wide else "list",
+                "placement": "right" if wide else "bottom",
+                "calcs": ["lastNotNull", "max"] if wide else ["lastNotNull"],
             },
             "tooltip": {"mode": "multi", "sort": "desc"},
         }

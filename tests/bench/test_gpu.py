@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.gpu.__main__ import why_not
 from bench.gpu.attention import contiguous_decode
 from bench.gpu.counts import (
     causal_attention_flops,
@@ -117,6 +118,13 @@ def test_block_tables_share_nothing(shuffled: bool):
 def test_a_batch_of_generate_is_what_its_bytes_hold():
     # 2 x 8 tokens of 2 x 2 layers x 2 heads x 64 x 4 bytes.
     assert batch_of(PLACE) == (1 << 18) // (16 * 2048) == 8
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
+def test_without_a_gpu_only_the_small_measure_can_be_had():
+    assert why_not(torch.device("cuda"), quick=True) is not None
+    assert why_not(CPU, quick=False) == "The sizes are those of a GPU; on cpu only --quick is of use."
+    assert why_not(CPU, quick=True) is None
 
 
 def script(code: str) -> list[str]:

@@ -288,3 +288,22 @@ def test_the_gateways_contract_has_the_same_guard(pair: Pair) -> None:
             for index, token in enumerate((ACME, OTHER, OTHER))
         ]
         assert cached == [32, 0, 32]
+
+
+def test_both_start_together_with_tls_and_tokens(pair: Pair, tmp_path: Path) -> None:
+    """A certificate serves both, and is what the runner and the demo show."""
+    files = {"cert": "server.pem", "key": "server.key", "client-ca": "ca.pem", "ca": "ca.pem"}
+    arguments = [
+        *(f"--tls-{name}={pair.certificates.path(file)}" for name, file in files.items()),
+        *("--demo", "--once", "--num-blocks=500", f"--model={pair.directory / 'model'}"),
+        *(f"--auth-tokens={pair.directory / 'tokens.yaml'}", f"--kv-address=unix:{tmp_path}/kv.sock"),
+        *(f"--runner-address=127.0.0.1:{free_port()}", "--log-level=debug"),
+        *("--runner-metrics-address=127.0.0.1:0", "--kv-metrics-address=127.0.0.1:0"),
+    ]
+    done = run_octavo("up", *arguments)
+    assert done.returncode == 2
+    assert done.stderr == "octavo: --demo asks the runner, and with --auth-tokens needs a token in OCTAVO_AUTH_TOKEN.\n"
+    done = run_octavo("up", *arguments, OCTAVO_AUTH_TOKEN=ACME)
+    assert done.returncode == 0, done.stderr
+    assert " tokens at " in done.stdout
+    assert [secret for secret in (ACME, OTHER, SALT, SALT_SECRET) if secret in done.stdout + done.stderr] == []

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import grpc
 import pytest
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from tests.e2e.stack import PATIENCE_SECONDS, assert_kill, golden_items, wait_until
+from tests.e2e.stack import PATIENCE_SECONDS, SERVING, assert_kill, golden_items, health_of, wait_until
 from tests.gateway.needed import need
 
 need("smg", "smg_grpc_proto", "openai")
@@ -30,6 +32,14 @@ TEXTS = [item for item in golden_items() if item["kind"] == "text" and min(item[
 def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
     with running_pods(tmp_path_factory.mktemp("pods")) as running:
         yield running
+
+
+def test_health_and_reflection_tell_of_the_second_contract(pods: Pods) -> None:
+    address = pods.stacks[0].runner_address
+    assert health_of(address, "vllm.grpc.engine.VllmEngine") == SERVING
+    with grpc.insecure_channel(address) as channel:
+        services = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert {"octavo.runner.v1.ModelRunnerService", "vllm.grpc.engine.VllmEngine"} <= set(services)
 
 
 @pytest.mark.parametrize("item", TEXTS, ids=lambda each: each["prompt"])

@@ -48,14 +48,15 @@ def test_both_images_are_tagged_by_version(engine: Path) -> None:
 
 def test_what_is_asked_for_is_handed_on(engine: Path) -> None:
     asked = {"ACCELERATOR": "gpu", "BASE_IMAGE": "a/b@sha256:1", "IMAGE_PREFIX": "r.example/f/octavo"}
-    [call] = build(
-        engine, "model-runner", BUILD_FLAGS="--pull --build-arg DEMO_MODEL=0", SOURCE_URL="https://x", **asked
-    )
+    asked |= {"DEMO_MODEL": "0", "BUILD_PACKAGES": "g++ python3-dev", "TORCH_CPU_INDEX": ""}
+    [call] = build(engine, "model-runner", BUILD_FLAGS="--pull --no-cache", SOURCE_URL="https://x", **asked)
     assert call[4] == f"r.example/f/octavo/model-runner-gpu:{octavo_version()}"
     given = of(call)
     assert (given["ACCELERATOR"], given["BASE_IMAGE"], given["DEMO_MODEL"]) == ("gpu", "a/b@sha256:1", "0")
     assert given["SOURCE"] == "https://x"
-    assert "--pull" in call
+    assert (given["BUILD_PACKAGES"], given["TORCH_CPU_INDEX"]) == ("g++ python3-dev", "")
+    assert "GPU_PACKAGES" not in given
+    assert call[-3:] == ["--pull", "--no-cache", "."]
 
 
 def test_labels_have_the_commit_and_its_time(engine: Path) -> None:

@@ -319,3 +319,61 @@ def test_check_sees_a_leased_block_in_a_table_and_one_without_its_count():
     assert right(pool)
     pool.block_pool.counts[block] = 0
     assert any(f"block {block} has count 0, but 1 table entries" in sentence for sentence in pool.check().violations)
+
+
+def test_a_plain_row_of_an_ended_sequence_is_refused():
+    pool = pool_of()
+    prefill(pool, "a", [1] * 5)
+    prefill(pool, "b", [2] * 5)
+    progress(pool, [news(pool, "a", [3], ask=1), news(pool, "b", [3], ask=1)])
+    rows = [news(pool, "a", computed=6), news(pool, "b", computed=6)]
+    end(pool, "b")
+    with pytest.raises(InvalidArgument, match="'b' has ended"):
+        progress(pool, rows)
+    assert pool.sequence("a").computed == 5
+    assert right(pool)
+
+
+def busy_pool() -> RunnerPool:
+    """Five sequences of 5 to 9 tokens, two of which share a tail, all with room; and a lease of three blocks."""
+    pool = pool_of(30)
+    for length, name in enumerate("abcd", 5):
+        prefill(pool, name, [length] * length)
+        progress(pool, [news(pool, name, [9] * 3, ask=3)])
+    pool.fork("d", ["e"])
+    assert len(pool.fill_lease(3)) == 3
+    return pool
+
+
+def test_news_of_all_kinds_in_one_message_are_those_told_one_by_one():
+    """Plain ones, full blocks, taken blocks, and none, of different numbers of tokens."""
+    together, apart = busy_pool(), busy_pool()
+    taken = together.lease.members()[:2]
+
+    def rows(pool: RunnerPool) -> list[NewsRow]:
+        return [
+            news(pool, "a", [1], computed=6),
+            news(pool, "b", [2, 3], computed=9),
+            news(pool, "c", [], computed=8, entries=len(pool.sequence("c").blocks), taken=taken),
+            news(pool, "d", [4, 5, 6], computed=9),
+            news(pool, "e", [7]),
+        ]
+
+    assert progress(together, rows(together)) == ([], [])
+    for row in rows(apart):
+        assert progress(apart, [row]) == ([], [])
+    for name in "abcde":
+        assert together.block_table(name) == apart.block_table(name)
+        assert together.sequence(name).chain.token_ids == apart.sequence(name).chain.token_ids
+    assert list(together.sequence("d").chain.token_ids) == [8] * 8 + [9] * 3 + [4, 5, 6]
+    assert [together.sequence(name).computed for name in "abcde"] == [6, 9, 8, 9, 8]
+    assert together.occupancy() == apart.occupancy()
+    assert right(together)
+    assert right(apart)
+
+
+def test_computed_0_is_as_before():
+    pool = pool_of()
+    prefill(pool, "a", [1] * 6)
+    progress(pool, [news(pool, "a", [2], computed=0)])
+    assert (pool.sequence("a").computed, pool.sequence("a").num_tokens) == (6, 7)

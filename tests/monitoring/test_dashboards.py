@@ -164,6 +164,8 @@ def test_quotients_and_quantiles_are_guarded_against_nothing(path: Path) -> None
             guarded = divisor.startswith("(") and " > 0)" in divisor
             # An open pool always has blocks.
             assert guarded or "octavo_kv_usable_blocks" in divisor.split("{")[0], target
+        # Without `on ()` a series without labels would stand beside those that have some.
+        assert " or vector" not in target.expr, target
         for rest in target.expr.split("histogram_quantile(")[1:]:
             assert ">= 0" in rest, target
 

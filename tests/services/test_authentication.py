@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,14 @@ def test_a_name_has_less_room_beside_the_tenants(server: ToyServer) -> None:
 
 
 def test_a_changed_file_lets_others_in_while_streams_go_on(server: ToyServer, tmp_path: Path) -> None:
+    may_go_on, steps, execute = threading.Event(), itertools.count(), server.executor.execute
+
+    def execute_slowly(*arguments: Any) -> Any:
+        # After some steps the answer waits, or it would be complete before the file is looked at.
+        assert next(steps) < 5 or may_go_on.wait(WAIT_SECONDS)
+        return execute(*arguments)
+
+    server.executor.execute = execute_slowly
     with of_tenant(server, ACME) as old, of_tenant(server, f"{ACME}-new") as new:
         stream = old.generate(PROMPT, request_id="r")
         next(stream)
@@ -172,6 +182,7 @@ def test_a_changed_file_lets_others_in_while_streams_go_on(server: ToyServer, tm
         wait_until(is_let_in)
         assert refused(old.model).reason == "TOKEN_UNKNOWN"
         assert new.abort("r") == (1, 0)
+        may_go_on.set()
         assert list(stream)[-1].finish_reason is FinishReason.ABORT
         server.token = f"{ACME}-new"
 

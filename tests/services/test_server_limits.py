@@ -19,6 +19,7 @@ from octavo.kv.v1 import kv_manager_pb2 as pb
 from octavo.kv.v1 import kv_manager_pb2_grpc
 
 from services.channels import open_channel
+from services.client import OctavoError
 from services.config import KvManagerSettings, ModelRunnerSettings, load_settings
 from services.errors import StartupError
 from services.grpc_server import (
@@ -65,6 +66,18 @@ def test_a_message_above_the_limit_is_refused(tmp_path: Path) -> None:
         lookup(stub, 1000)
         assert status_of(lambda: lookup(stub, 1200)) is grpc.StatusCode.RESOURCE_EXHAUSTED
         lookup(stub, 1000)
+
+
+def test_a_runner_has_the_same_limits(tmp_path: Path) -> None:
+    with ToyServer(tmp_path, max_request_bytes="1100", max_metadata_bytes="2KiB") as server:
+        with server.client() as client:
+            assert len(client.tokenize("a" * 1000)) == 1000
+            with pytest.raises(OctavoError) as caught:
+                client.tokenize("a" * 1200)
+            assert caught.value.code == "RESOURCE_EXHAUSTED"
+        with server.client(token="x" * 3000) as client, pytest.raises(OctavoError) as caught:
+            client.model()
+        assert caught.value.code == "RESOURCE_EXHAUSTED"
 
 
 def test_the_limits_of_a_message_are_those_of_the_service_unless_given() -> None:

@@ -182,6 +182,26 @@ def test_a_sequence_may_ask_and_end_in_one_step():
     assert talk.pool.occupancy().sequences == 0
 
 
+def test_the_last_news_of_unknown_sequences_are_left_out_of_the_columns():
+    talk = Talk()
+    lease = list(from_column(talk.open().lease_block_ids, "lease"))
+    talk.step(1, admit(1, [1] * 4), admit(2, [2] * 4))
+    last = progress(
+        handles=[77, 1, 78, 2],
+        token_counts=[1, 4, 0, 4],
+        computed_tokens=[9, 8, 0, 8],
+        table_counts=[5, 1, 0, 1],
+        taken_counts=[1, 1, 0, 1],
+        token_ids=[70, 10, 11, 12, 13, 20, 21, 22, 23],
+        taken_block_ids=[9999, lease[0], lease[1]],
+    )
+    talk.step(2, pb.SessionOrder(end=pb.EndOrder(progress=last)))
+    assert talk.pool.occupancy().sequences == 0
+    # The full blocks of both are cached, under the names of what each computed.
+    assert talk.pool.lookup([1, 1, 1, 1, 10, 11, 12, 13, 9]).block_ids[1] == lease[0]
+    assert talk.pool.lookup([2, 2, 2, 2, 20, 21, 22, 23, 9]).block_ids[1] == lease[1]
+
+
 FORK = pb.SessionOrder(fork=pb.ForkOrder(parent_handle=1, child_ids=["c"], child_handles=to_column([3])))
 BAD_STEPS = {
     "an unknown handle": [orders_of(handles=[9])],
