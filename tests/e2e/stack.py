@@ -121,8 +121,12 @@ def wait_until(what: str, condition: Any, process: Process | None = None) -> Non
         time.sleep(0.05)
 
 
+POOL = {"OCTAVO_NUM_BLOCKS": "512"}
+"""Room for 8,176 tokens: a GiB, the default, costs seconds to fill with zeros, and more to keep books of."""
+
+
 class Stack:
-    """A KV manager and a model runner. The runner serves SmolLM2 as it comes, unless told otherwise."""
+    """A KV manager and a model runner with 512 blocks. The runner serves SmolLM2 as it comes, unless told otherwise."""
 
     def __init__(self, directory: Path, *runner_arguments: str, **runner_env: str) -> None:
         self.directory = directory
@@ -151,7 +155,7 @@ class Stack:
             *("--runner-metrics-address", self.runner_metrics),
             *self._runner_arguments,
             nursery=self.nursery,
-            **self._runner_env,
+            **(POOL | self._runner_env),
         )
         return self.runner
 

@@ -15,24 +15,20 @@ from typing import Any
 import grpc
 import pytest
 
-from services.channels import ClientTls
 from services.client import Client, OctavoError, generate_request
 from services.client_retry import NO_RETRIES
 from services.errors import describe_rpc_error
 from services.runner_wire import read_chunk
 from tests.e2e.stack import NOT_SERVING, PATIENCE_SECONDS, wait_until
 from tests.e2e.tiny_chat_model import write_tiny_chat_model
-from tests.helm.cases import TLS_AND_AUTH
 from tests.helm.kubelet import Given, Kubelet
 from tests.helm.manifests import NAMESPACE, Manifests, render
-from tests.services.certificates import Certificates
 from tests.services.silent_client import Silent
 
 Json = dict[str, Any]
 PROMPT = list(b"Once upon a time")
 TOKENS = 200
 SLOW = generate_request(PROMPT, request_id="slow", max_tokens=TOKENS, ignore_eos=True, logprobs=100)
-PEM_FILES = ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")
 LONG_GRACE = 1000
 """Seconds for the whole end of a pod: more than any test waits, so that a slow machine kills nothing."""
 
@@ -54,11 +50,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def running(
-    directory: Path, given: Given, more: Json | None = None, **termination: int
-) -> Iterator[tuple[Kubelet, Manifests]]:
-    """The pod as it is rendered with `more` values, once it is ready."""
-    manifests = render(directory, values(**termination) | (more or {}))
+def running(directory: Path, given: Given, **termination: int) -> Iterator[tuple[Kubelet, Manifests]]:
+    """The rendered pod, once it is ready."""
+    manifests = render(directory, values(**termination))
     [pod] = manifests.octavo_pods
     with Kubelet(pod, directory, given) as kubelet:
         kubelet.start()
@@ -166,55 +160,15 @@ def test_the_chart_s_own_test_streams_a_token_and_a_killed_kv_manager_comes_back
         assert "and 1 request is left; the time is over." in kubelet.hooks[0]
 
 
-TOKENS_FILE = """
-tokens:
-  - {tenant: acme, token: acme-token-of-the-test}
-  - {tenant: probe, token: probe-token-of-the-test}
-"""
-
-
-def secured(directory: Path) -> tuple[Json, Given, ClientTls]:
-    """Values for mTLS and tokens, the Secrets that they name, and what a client needs."""
-    certificates = Certificates(directory)
-    text = {name: certificates.path(name).read_text() for name in PEM_FILES}
-    server = {"tls.crt": text["server.pem"], "tls.key": text["server.key"], "ca.crt": text["ca.pem"]}
-    client = {"tls.crt": text["client.pem"], "tls.key": text["client.key"], "ca.crt": text["ca.pem"]}
-    secrets = {
-        "server-tls": server,
-        "client-tls": client,
-        "tenants": {"tokens.yaml": TOKENS_FILE},
-        "test-token": {"token": "probe-token-of-the-test"},
-    }
-    return (
-        TLS_AND_AUTH,
-        Given(secrets),
-        ClientTls(*(certificates.path(name) for name in ("ca.pem", "client.pem", "client.key"))),
-    )
-
-
-def test_a_lame_duck_with_tls_and_tokens_is_probed_in_plaintext_and_still_serves(tmp_path: Path, weights: Path) -> None:
-    more, cluster, tls = secured(tmp_path / "certificates")
-    given = Given(cluster.secrets, {"weights": weights})
-    with running(tmp_path, given, more, lameDuckSeconds=900, drainSeconds=1) as (kubelet, manifests):
-        address = kubelet.address("grpc")
-        [hook] = [pod for pod in manifests.pods if pod.is_test]
-        there = Given(cluster.secrets, services={f"demo-octavo.{NAMESPACE}.svc:50051": address})
-        (tmp_path / "test").mkdir()
-        with Kubelet(hook, tmp_path / "test", there) as test:
-            assert test.complete()
-
-        with Client(address, tls=tls, retry=NO_RETRIES, timeout=PATIENCE_SECONDS) as nobody:
-            with pytest.raises(OctavoError) as caught:
-                list(nobody.generate(PROMPT, max_tokens=1))
-            assert caught.value.code == "UNAUTHENTICATED"
-
-        token = "acme-token-of-the-test"
-        with (
-            Client(address, tls=tls, token=token, retry=NO_RETRIES, timeout=PATIENCE_SECONDS) as client,
-            being_deleted(kubelet),
-        ):
-            wait_until("NOT_SERVING", lambda: unready(kubelet))
-            assert not refused(client)
-            assert kubelet.events[-1] == "model-runner preStop"
-            # As a forced deletion: nobody waits 900 seconds.
-            kubelet.kill()
+def test_a_lame_duck_still_serves(tmp_path: Path, weights: Path) -> None:
+    given = Given(claims={"weights": weights})
+    with (
+        running(tmp_path, given, lameDuckSeconds=900, drainSeconds=1) as (kubelet, _),
+        Client(kubelet.address("grpc"), retry=NO_RETRIES, timeout=PATIENCE_SECONDS) as client,
+        being_deleted(kubelet),
+    ):
+        wait_until("NOT_SERVING", lambda: unready(kubelet))
+        assert not refused(client)
+        assert kubelet.events[-1] == "model-runner preStop"
+        # As a forced deletion: nobody waits 900 seconds.
+        kubelet.kill()
