@@ -21,6 +21,8 @@ _OF_RUNNER = {
     "runner_metrics_address",
     "runner_health_address",
     "runner_admin_address",
+    "vllm_address",
+    "vllm_tenant",
 }
 _OF_KV_MANAGER = {"kv_metrics_address", "kv_health_address"}
 

@@ -250,6 +250,9 @@ def _gateway() -> Schema:
             "graceSeconds": whole(),
             "apiKeySecret": shared("name"),
             "apiKeyKey": NOT_EMPTY,
+            # As in the file of tokens.
+            "tenant": {"type": "string", "pattern": r"^([A-Za-z0-9][A-Za-z0-9._:@-]{0,62})?$"},
+            "allowOpenDoor": SWITCH,
             "args": list_of(TEXT),
             "env": shared("env"),
             "resources": shared("resources"),

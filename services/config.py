@@ -212,7 +212,7 @@ class ModelRunnerSettings(RunnerServerSettings):
     vllm_address: TcpAddressText | None = Field(
         None,
         description="host:port of a further server that has VllmEngine alone, without TLS and tokens, for gateways "
-        "that know neither. Nobody but they may reach it.",
+        "that know neither. Nobody but they may reach it. With --no-vllm-grpc it is the only one that has VllmEngine.",
         json_schema_extra={"shown_default": "none"},
     )
     vllm_tenant: str | None = Field(

@@ -28,10 +28,10 @@ def check_gateway(settings: UpSettings) -> None:
     """Finds what would keep a gateway from serving these settings. Raises StartupError."""
     if any(importlib.util.find_spec(name) is None for name in ("smg", "smg_grpc_proto")):
         raise StartupError("--gateway needs smg: pip install 'octavo[gateway]'.")
-    if settings.vllm_grpc is False:
-        raise StartupError("--gateway speaks to the runner by what --no-vllm-grpc leaves out.")
     if settings.vllm_address is not None:
         return
+    if settings.vllm_grpc is False:
+        raise StartupError("--gateway speaks to the runner by what --no-vllm-grpc leaves out: give --vllm-address.")
     if not isinstance(parse_address(settings.runner_address), TcpAddress):
         raise StartupError(
             f"--gateway reaches a runner by TCP alone, and this one is at {settings.runner_address}: give "

@@ -36,7 +36,7 @@ from services.session.link import GrpcLink
 from services.session_books import SessionBooks
 from services.signals import stop_signal
 from services.streams import Streams
-from services.vllm_choice import choose_vllm
+from services.vllm_choice import choose_vllm, is_at_runner_address
 from services.vllm_metrics import VllmMetricNames
 
 if TYPE_CHECKING:
@@ -142,9 +142,10 @@ async def serve_model_runner(settings: ModelRunnerSettings) -> None:
         streams = Streams(asyncio.get_running_loop(), settings.max_unread_tokens)
         answering = Answering(streams, settings.slow_reader_seconds)
         vllm = choose_vllm(settings, answering)
-        kind = KIND if vllm is None else replace(KIND, also=(vllm.name,))
-        guards = open_guards(settings, vllm.open_methods if vllm is not None else ())
-        endpoint = await open_endpoint(kind, settings, registry, partial(_add_services, answering, vllm), guards)
+        beside = vllm if is_at_runner_address(settings) else None
+        kind = KIND if beside is None else replace(KIND, also=(beside.name,))
+        guards = open_guards(settings, beside.open_methods if beside is not None else ())
+        endpoint = await open_endpoint(kind, settings, registry, partial(_add_services, answering, beside), guards)
         log.info(
             "model-runner starts",
             address=endpoint.address,

@@ -1,4 +1,4 @@
-"""Whether a model runner serves vllm.grpc.engine.VllmEngine too: as told, or else where smg-grpc-proto is installed."""
+"""Whether and where a model runner has vllm.grpc.engine.VllmEngine: as told, or else if smg-grpc-proto is installed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ def choose_vllm(settings: ModelRunnerSettings, answering: Answering) -> VllmSide
     """The second contract, or None without it. Raises StartupError when it is wanted and can't be had."""
     if settings.vllm_tenant is not None and settings.vllm_address is None:
         raise StartupError("--vllm-tenant is whose the calls at --vllm-address are: give that too.")
-    if settings.vllm_grpc is False:
-        if settings.vllm_address is not None:
-            raise StartupError("--vllm-address is for what --no-vllm-grpc leaves out.")
+    has_door = settings.vllm_address is not None
+    if settings.vllm_grpc is False and not has_door:
         return None
-    is_wanted = settings.vllm_grpc or settings.vllm_address is not None
+    is_wanted = settings.vllm_grpc or has_door
     try:
         from services.vllm_side import VllmSide
     except ModuleNotFoundError as error:
@@ -41,3 +40,8 @@ def choose_vllm(settings: ModelRunnerSettings, answering: Answering) -> VllmSide
         log.warning("VllmEngine is not served: the installed smg-grpc-proto cannot be used", reason=str(error))
         return None
     return VllmSide(answering)
+
+
+def is_at_runner_address(settings: ModelRunnerSettings) -> bool:
+    """Whether --runner-address has VllmEngine, where it is served at all. --vllm-address always has it."""
+    return settings.vllm_grpc is not False

@@ -12,7 +12,7 @@ import pytest
 
 from services.addresses import TcpAddress
 from services.gateway import openai_url, reachable, why_not_ready
-from tests.e2e.stack import Process, free_port, health_of, run_octavo, wait_until
+from tests.e2e.stack import SERVING, Process, free_port, health_of, run_octavo, wait_until
 from tests.gateway.needed import need
 from tests.services.kv_support import scrape
 
@@ -51,6 +51,8 @@ def test_an_openai_client_is_served_until_ctrl_c(tmp_path: Path) -> None:
     assert scrape(runner_metrics)[ended] == 1
     # What is cached of it is the tenant's, and its gateway knows.
     wait_until("the gateway's index", lambda: _indexed(metrics) == 2)
+    # The door is a further one.
+    assert health_of(runner, "vllm.grpc.engine.VllmEngine") == SERVING
     refused = run_octavo("generate", "Hello", "--address", runner)
     assert (refused.returncode, "UNAUTHENTICATED" in refused.stderr) == (2, True), refused.stderr
     with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=60) as scraped:
@@ -70,7 +72,7 @@ def test_an_openai_client_is_served_until_ctrl_c(tmp_path: Path) -> None:
             ("--runner-address", "unix:/tmp/octavo-gateway-test.sock"),
             "give --runner-address host:port, or --vllm-address",
         ),
-        (("--no-vllm-grpc",), "--no-vllm-grpc leaves out"),
+        (("--no-vllm-grpc",), "--no-vllm-grpc leaves out: give --vllm-address"),
         (("--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-ca", "ca.pem"), "smg speaks no TLS to runners"),
         (("--auth-tokens", "tokens.yaml"), "smg sends runners no token"),
         (("--gateway-address", "unix:/tmp/gateway.sock"), "is no address"),
@@ -96,7 +98,6 @@ def test_what_cannot_be_is_one_line(tmp_path: Path, arguments: tuple[str, ...], 
             ("--vllm-address", "127.0.0.1:0", "--vllm-tenant", "nobody", "--auth-tokens", "TOKENS"),
             "is that tenant's",
         ),
-        (("--vllm-address", "127.0.0.1:0", "--no-vllm-grpc"), "what --no-vllm-grpc leaves out"),
     ],
 )
 def test_a_runner_whose_gateways_have_no_tenant_does_not_start(

@@ -147,6 +147,14 @@ CASES: dict[str, Case] = {
     "gateway with a key": Case(
         {"gateway": {"enabled": True, "apiKeySecret": "gateway-key"}}, outside=given(Secret="gateway-key")
     ),
+    "gateway with tls and tokens": Case(
+        TLS_AND_AUTH | {"gateway": {"enabled": True, "apiKeySecret": "gateway-key", "tenant": "web"}},
+        outside=SECRETS | given(Secret="gateway-key"),
+        has="Role NetworkPolicy",
+    ),
+    "gateway without policies": Case(
+        MINIMAL | {"gateway": {"enabled": True, "allowOpenDoor": True}}, lacks="NetworkPolicy Pod"
+    ),
     "hpa": Case(
         {"autoscaling": {"enabled": True, "heldRatio": 0.8}},
         has="HorizontalPodAutoscaler",

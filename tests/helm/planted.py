@@ -15,9 +15,10 @@ Break = Callable[[Objects], None]
 
 
 def broken(case: str, change: Break) -> Manifests:
-    """A case's objects after a change; the change gets them by kind, the runner's pod as 'pod'."""
+    """A case's objects after a change; the change gets them by kind, by 'KIND NAME', the runner's pod as 'pod'."""
     objects = deepcopy(list(rendered(case).objects))
     by_kind = {item["kind"]: item for item in reversed(objects)}
+    by_kind |= {f"{item['kind']} {item['metadata']['name']}": item for item in objects}
     by_kind["pod"] = next(
         item["spec"]["template"]
         for item in objects
@@ -28,8 +29,9 @@ def broken(case: str, change: Break) -> Manifests:
 
 
 def container(objects: Objects, name: str = "model-runner") -> Json:
-    spec = objects["pod"]["spec"]
-    return next(each for each in spec["initContainers"] + spec["containers"] if each["name"] == name)
+    specs = [item["spec"]["template"]["spec"] for key, item in objects.items() if key.startswith("Deployment ")]
+    containers = [each for spec in specs for each in spec.get("initContainers", []) + spec["containers"]]
+    return next(each for each in containers if each["name"] == name)
 
 
 def replace_argument(objects: Objects, old: str, new: str, name: str = "model-runner") -> None:

@@ -102,6 +102,43 @@ CROSS_FAULTS: list[tuple[Break, str]] = [
 ]
 
 
+RUNNER, GATEWAY = "NetworkPolicy demo-octavo", "NetworkPolicy demo-octavo-gateway"
+DOOR: list[tuple[Break, str]] = [
+    (argument("--vllm-address", "--vllm-address=0.0.0.0:50055"), "the door of Deployment demo-octavo is at 50055"),
+    (argument("--vllm-address", "--vllm-address=127.0.0.1:50054"), "listens on port 50054, but not both"),
+    (argument("--vllm-tenant", "--vllm-tenent=web"), "No such option: --vllm-tenent"),
+    (
+        argument("--service-discovery-port", "--service-discovery-port=50051", "smg"),
+        "looks at port 50051, and the door",
+    ),
+    (
+        argument("app.kubernetes.io/name", "app.kubernetes.io/name=other", "smg"),
+        "Deployment demo-octavo-gateway looks for []",
+    ),
+    (in_container("command", ["octavo"], "smg"), "and there is no gateway"),
+    (
+        set_in("Service demo-octavo", "spec", "ports", 0, "targetPort", to="vllm"),
+        "Service demo-octavo leads to the door",
+    ),
+    (drop(RUNNER, "spec", "ingress", 1), "lets Deployment demo-octavo-gateway in at port 50054"),
+    (set_in(RUNNER, "spec", "ingress", 0, "ports", 0, "port", to=50054), "lets others than"),
+    (drop(RUNNER, "spec", "ingress", 1, "from"), "lets others than"),
+    (drop(RUNNER, "spec", "ingress", 0, "ports"), "lets others than"),
+    (set_in(RUNNER, "spec", "ingress", 1, "from", 0, "namespaceSelector", to={}), "lets others than"),
+    (set_in(RUNNER, "spec", "ingress", 1, "from", 0, "podSelector", to={}), "lets others than"),
+    (set_in(RUNNER, "spec", "ingress", 2, "ports", 0, "port", to="vllm"), "lets others than"),
+    (set_in(GATEWAY, "spec", "egress", 2, "ports", 0, "port", to=50051), "gateway out to port 50054"),
+    (drop(GATEWAY, "spec", "egress", 2), "gateway out to port 50054"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), DOOR)
+def test_a_door_that_stands_open_or_is_not_found(change: Break, sentence: str) -> None:
+    manifests = broken("gateway with tls and tokens", change)
+    faults = [fault for check in CROSS_CHECKS for fault in check(manifests)]
+    assert [fault for fault in faults if sentence in fault], faults
+
+
 @pytest.mark.parametrize(("change", "sentence"), CROSS_FAULTS, ids=[sentence for _, sentence in CROSS_FAULTS])
 def test_a_fault_between_objects_is_found(change: Break, sentence: str) -> None:
     manifests = broken("default", change)

@@ -1,4 +1,4 @@
-"""The chart's gateway as it is rendered: the real smg finds a pod by the API of Kubernetes, and serves from it."""
+"""The chart's gateway and a pod with TLS and tokens, as rendered: the real smg finds it and serves by its door."""
 
 from __future__ import annotations
 
@@ -12,16 +12,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
 
-from tests.e2e.stack import Stack, free_port, wait_until
+from services.channels import ClientTls, open_channel
+from tests.e2e.stack import PATIENCE_SECONDS, free_port, wait_until
+from tests.helm.kubelet import Given, Kubelet
 from tests.helm.manifests import NAMESPACE, Json, Manifests, Pod, render
 from tests.helm.stand_in_api import StandInApi
 from tests.helm.stand_in_http import serving
 from tests.helm.stand_in_resources import BUILT_IN
 from tests.required import require_program
+from tests.services.certificates import Certificates
+from tests.services.kv_support import scrape
 
 KEY = "key-of-the-gateway-test"
+TOKEN = "token-of-web-in-the-gateway-test"
+VALUES = {
+    "tls": {"secretName": "server"},
+    "auth": {"tokensSecret": "tenants"},
+    "gateway": {"enabled": True, "apiKeySecret": "keys", "tenant": "web"},
+    "runner": {"settings": {"numBlocks": 512, "numThreads": 1}},
+    "termination": {"lameDuckSeconds": 0},
+}
 PODS = next(each for each in BUILT_IN if each.kind == "Pod")
 SECRETS = {("keys", "api-key"): KEY}
 
@@ -43,9 +56,11 @@ def own_ports(words: list[str], ports: dict[str, int]) -> list[str]:
 
 @dataclass
 class Gateway:
-    """smg as a process, the API that it watches, and the rendered objects."""
+    """smg as a process, the API that it watches, the pod behind it, and the rendered objects."""
 
     api: StandInApi
+    kubelet: Kubelet
+    certificates: Certificates
     process: subprocess.Popen[bytes]
     log: Path
     ports: dict[str, int]
@@ -86,33 +101,39 @@ class Gateway:
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     smg = require_program("smg", "pip install 'octavo[gateway]'")
     directory = tmp_path_factory.mktemp("gateway")
-    manifests = render(directory, {"gateway": {"enabled": True, "apiKeySecret": "keys"}})
+    certificates = Certificates(directory / "certificates")
+    files = {"tls.crt": "server.pem", "tls.key": "server.key", "ca.crt": "ca.pem"}
+    secrets = {
+        "server": {key: certificates.path(file).read_text() for key, file in files.items()},
+        "tenants": {"tokens.yaml": f"[{{tenant: web, token: {TOKEN}}}, {{tenant: acme, token: another-{TOKEN}}}]"},
+    }
+    manifests = render(directory, VALUES)
     (pod,) = [pod for pod in manifests.pods if pod.containers[0]["name"] == "smg"]
+    (server,) = manifests.octavo_pods
     container = pod.containers[0]
-    stack = Stack(directory, "--vllm-grpc")
-    stack.runner_address = f"127.0.0.1:{free_port()}"
     ports = {port: free_port() for port in ("30000", "30001", "29000")}
-    ports["50051"] = int(stack.runner_address.rpartition(":")[2])
     variables = environment(container)
     words = [re.sub(r"\$\((\w+)\)", lambda name: variables[name[1]], word) for word in container["args"]]
     api = StandInApi("1.33")
     log = directory / "smg.log"
-    try:
-        stack.start()
-        with serving(api, directory) as kubeconfig, log.open("wb") as output:
-            process = subprocess.Popen(
-                [smg, *own_ports(words, ports)],
-                env={"PATH": os.environ["PATH"], "KUBECONFIG": str(kubeconfig)} | variables,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                yield Gateway(api, process, log, ports, manifests, container)
-            finally:
-                process.kill()
-                process.wait()
-    finally:
-        stack.stop()
+    with (
+        Kubelet(server, directory, Given(secrets)) as kubelet,
+        serving(api, directory) as kubeconfig,
+        log.open("wb") as output,
+    ):
+        kubelet.start()
+        ports |= {str(port): here for port, here in kubelet.ports.items()}
+        process = subprocess.Popen(
+            [smg, *own_ports(words, ports)],
+            env={"PATH": os.environ["PATH"], "KUBECONFIG": str(kubeconfig)} | variables,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield Gateway(api, kubelet, certificates, process, log, ports, manifests, container)
+        finally:
+            process.kill()
+            process.wait()
 
 
 def running(pod: Pod) -> Json:
@@ -138,6 +159,28 @@ def test_it_finds_a_pod_of_the_release_and_helm_test_streams_from_it(gateway: Ga
     assert re.fullmatch(r"The capital of France is.+", text)
 
 
+def test_its_requests_are_those_of_its_tenant(gateway: Gateway) -> None:
+    metrics = scrape(gateway.kubelet.address("runner-metrics"))
+    tenants = {dict(labels)["tenant"] for name, labels in metrics if name == "octavo_runner_tenant_requests_total"}
+    assert tenants == {"web"}
+
+
+@pytest.mark.parametrize(
+    ("port", "method"),
+    [
+        ("grpc", "/vllm.grpc.engine.VllmEngine/HealthCheck"),
+        ("vllm", "/octavo.runner.v1.ModelRunnerService/GetModel"),
+        ("vllm", "/grpc.health.v1.Health/Check"),
+    ],
+)
+def test_the_door_has_its_contract_alone_and_nobody_else_has_it(gateway: Gateway, port: str, method: str) -> None:
+    tls = ClientTls(gateway.certificates.path("ca.pem")) if port == "grpc" else None
+    token = [("authorization", f"Bearer {TOKEN}")]
+    with open_channel(gateway.kubelet.address(port), tls) as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(method)(b"", metadata=token, timeout=PATIENCE_SECONDS)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 def test_without_the_key_nobody_is_served(gateway: Gateway) -> None:
     done = gateway.helm_test(GATEWAY_KEY="another")
     assert done.returncode != 0
@@ -153,3 +196,4 @@ def test_a_pod_that_is_gone_is_gone_from_the_gateway(gateway: Gateway) -> None:
 def test_the_key_is_in_no_log(gateway: Gateway) -> None:
     assert "Registering worker" in gateway.log.read_text()
     assert KEY not in gateway.log.read_text()
+    assert TOKEN not in gateway.kubelet["model-runner"].log

@@ -42,7 +42,7 @@ def test_the_package_has_what_an_installation_needs_and_no_more(version: HelmVer
     assert names == shipped
 
 
-@pytest.mark.parametrize("name", ["default", "all on", "gateway", "keda"])
+@pytest.mark.parametrize("name", ["default", "all on", "gateway with tls and tokens", "keda"])
 def test_both_versions_render_the_same_objects(name: str, tmp_path: Path) -> None:
     three, four = (render(tmp_path, CASES[name].values, apis=APIS, version=version) for version in HELM_VERSIONS)
     assert list(three.objects) == list(four.objects)
@@ -74,7 +74,7 @@ REFUSED: list[tuple[Json, str]] = [
     ({"autoscaling": {"enabled": True, "kind": "keda"}}, "autoscaling.keda.serverAddress"),
     ({"autoscaling": {"enabled": True, "minReplicas": 5, "maxReplicas": 2}}, "more than maxReplicas"),
     ({"model": {"source": "pvc", "pvc": {"create": True}}, "replicaCount": 2}, "ReadWriteMany"),
-    ({"gateway": {"enabled": True}} | TLS_AND_AUTH, "gateway.enabled does not go with tls.secretName"),
+    ({"gateway": {"enabled": True}} | TLS_AND_AUTH, "gateway.enabled with auth.tokensSecret needs gateway.tenant"),
 ]
 
 

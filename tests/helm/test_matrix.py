@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helm.cases import CASES, matrix, rendered
+from tests.helm.checks_gateway import GATEWAY_CHECKS
 from tests.helm.checks_network import NETWORK_CHECKS
 from tests.helm.checks_program import PROGRAM_CHECKS
 from tests.helm.checks_references import REFERENCE_CHECKS, missing_references
@@ -13,7 +14,7 @@ from tests.helm.manifests import Manifests
 from tests.helm.pod_security import restricted_faults
 from tests.helm.schemas import has_schema, strict_faults
 
-CROSS_CHECKS = (*NETWORK_CHECKS, *PROGRAM_CHECKS, *REFERENCE_CHECKS)
+CROSS_CHECKS = (*NETWORK_CHECKS, *PROGRAM_CHECKS, *REFERENCE_CHECKS, *GATEWAY_CHECKS)
 
 
 def schema_faults(manifests: Manifests, kubernetes: str) -> list[str]:

@@ -187,7 +187,10 @@ def test_keda_asks_prometheus_for_the_pods_of_the_release(home: Path) -> None:
 
 def test_without_a_gateway_nobody_is_told_what_others_have_asked(home: Path) -> None:
     """VllmEngine tells the tokens of cached prompts, and the image can serve it."""
-    assert "--no-vllm-grpc" in arguments(server(render(home)))
+    default = arguments(server(render(home)))
+    assert "--no-vllm-grpc" in default
+    assert not [arg for arg in default if arg.startswith(("--vllm-address", "--vllm-tenant"))]
+    assert "vllm" not in server(render(home)).ports
     asked = arguments(server(render(home, nested("runner.settings.vllmGrpc", True))))
     assert "--vllm-grpc" in asked
     assert "--no-vllm-grpc" not in asked
@@ -202,19 +205,43 @@ def test_the_gateway_finds_the_pods_of_the_release_and_may(home: Path) -> None:
     assert selector.items() <= server(manifests).labels.items()
     assert not selector.items() <= gateway.labels.items()
     assert {"--service-discovery", f"--service-discovery-namespace={NAMESPACE}"} <= set(args)
-    assert "--service-discovery-port=50051" in args
-    assert "--vllm-grpc" in arguments(server(manifests))
+    assert "--service-discovery-port=50054" in args
+    assert {"--vllm-address=0.0.0.0:50054", "--no-vllm-grpc"} <= set(arguments(server(manifests)))
+    assert server(manifests).ports["vllm"] == 50054
     (role,) = manifests.of_kind("Role")
     assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
     (binding,) = manifests.of_kind("RoleBinding")
     assert [each["name"] for each in binding["subjects"]] == [gateway.spec["serviceAccountName"]]
     assert gateway.spec["automountServiceAccountToken"] is True
     assert server(manifests).spec["automountServiceAccountToken"] is False
-    policies = {each["metadata"]["name"]: each for each in manifests.of_kind("NetworkPolicy")}
-    admitted = [peer["podSelector"].get("matchLabels", {}) for peer in ingress(policies["demo-octavo"], 50051)]
-    assert any(labels and labels.items() <= gateway.labels.items() for labels in admitted)
-    # The second contract tells what others have asked: nobody else of the namespace gets it, unless it is named.
-    assert {} not in admitted
+
+
+def test_nobody_but_the_gateway_is_let_to_the_door_and_clients_call_as_ever(home: Path) -> None:
+    team = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "team"}}}
+    for given, clients in (({}, {"podSelector": {}}), ({"networkPolicy": {"clients": [team]}}, team)):
+        manifests = render(home, nested("gateway.enabled", True) | given)
+        policies = {each["metadata"]["name"]: each for each in manifests.of_kind("NetworkPolicy")}
+        (gateway,) = [pod for pod in manifests.pods if pod.maker["metadata"]["name"] == "demo-octavo-gateway"]
+        (door,) = ingress(policies["demo-octavo"], 50054)
+        labels = door["podSelector"]["matchLabels"]
+        assert labels == {
+            "app.kubernetes.io/name": "octavo",
+            "app.kubernetes.io/instance": "demo",
+            "app.kubernetes.io/component": "gateway",
+        }
+        assert labels.items() <= gateway.labels.items()
+        assert clients in ingress(policies["demo-octavo"], 50051)
+        sent = [port["port"] for rule in policies["demo-octavo-gateway"]["spec"]["egress"] for port in rule["ports"]]
+        assert sent == [53, 53, 443, 6443, 50054]
+        for service in manifests.of_kind("Service"):
+            assert not {50054, "vllm"} & {port["targetPort"] for port in service["spec"]["ports"]}
+
+
+def test_with_tls_and_tokens_the_gateway_is_one_tenant(home: Path) -> None:
+    given = values(tls__secretName="cert", auth__tokensSecret="tokens", gateway={"enabled": True, "tenant": "web"})
+    args = arguments(server(render(home, given)))
+    assert {"--vllm-tenant=web", "--vllm-address=0.0.0.0:50054", "--no-vllm-grpc"} <= set(args)
+    assert {"--tls-cert=/etc/octavo/tls/tls.crt", "--auth-tokens=/etc/octavo/auth/tokens.yaml"} <= set(args)
 
 
 def test_the_key_of_the_gateway_comes_from_a_secret(home: Path) -> None:

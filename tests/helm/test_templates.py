@@ -79,6 +79,7 @@ def test_servers_can_listen_by_ipv6(home: Path) -> None:
     manifests = render(home, values(bindAddress="::", gateway__enabled=True))
     pod = server(manifests)
     assert {"--runner-address=[::]:50051", "--runner-health-address=[::]:50052"} <= set(arguments(pod))
+    assert "--vllm-address=[::]:50054" in arguments(pod)
     assert {"--kv-metrics-address=[::]:9401", "--kv-health-address=[::]:50053"} <= set(arguments(pod, "kv-manager"))
     (gateway,) = [each for each in manifests.pods if each.containers[0]["name"] == "smg"]
     assert {"--host=::", "--prometheus-host=::"} <= set(gateway.containers[0]["args"])

@@ -38,14 +38,17 @@ REFUSED = [
     ),
     ({"tls": {"clientAuth": True}}, "need tls.secretName"),
     ({"auth": {"tokensSecret": "a"}}, "would send tokens in plaintext"),
-    ({"gateway": {"enabled": True}, "tls": {"secretName": "a"}}, "does not go with tls.secretName"),
     (
         {"gateway": {"enabled": True}, "auth": {"tokensSecret": "a", "allowPlaintext": True}},
-        "does not go with auth.tokensSecret",
+        "gateway.enabled with auth.tokensSecret needs gateway.tenant",
     ),
     (
-        {"gateway": {"enabled": True}, "runner": {"settings": {"vllmGrpc": False}}},
-        "which runner.settings.vllmGrpc=false",
+        {"gateway": {"enabled": True, "tenant": "web"}},
+        'gateway.tenant is "web", one of auth.tokensSecret, which is not',
+    ),
+    (
+        {"gateway": {"enabled": True}, "networkPolicy": {"enabled": False}},
+        "would let anybody to port 50054 of the pods",
     ),
     ({"autoscaling": {"enabled": True, "kind": "keda"}}, "needs autoscaling.keda.serverAddress"),
     ({"autoscaling": {"enabled": True, "minReplicas": 5}}, "minReplicas is 5, more than maxReplicas, which is 4"),
@@ -75,6 +78,8 @@ WRONG = [
     ("monitoring.podMonitor.interval", "15secs"),
     ("podDisruptionBudget.maxUnavailable", "half"),
     ("gateway.policy", "fair"),
+    ("gateway.tenant", "a web"),
+    ("runner.settings.vllmAddress", "0.0.0.0:50054"),
 ]
 
 

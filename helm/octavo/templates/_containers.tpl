@@ -114,9 +114,14 @@ Empty when nothing is requested, or when the settings say.
 {{- end }}
 {{- end }}
 {{- if .Values.gateway.enabled }}
-- --vllm-grpc
-{{- else if not (hasKey .Values.runner.settings "vllmGrpc") }}
-# The image could, and whoever calls it can read what others have asked.
+# A door for the gateway, which knows neither TLS nor tokens; nobody else is let to it.
+- "--vllm-address={{ include "octavo.bindAddress" . }}:50054"
+{{- with .Values.gateway.tenant }}
+- {{ printf "--vllm-tenant=%s" . | quote }}
+{{- end }}
+{{- end }}
+{{- if not (hasKey .Values.runner.settings "vllmGrpc") }}
+# The image could at port 50051, too, and whoever calls it can read what others have asked.
 - --no-vllm-grpc
 {{- end }}
 {{- with include "octavo.threads" . }}
@@ -172,6 +177,10 @@ Empty when nothing is requested, or when the settings say.
       containerPort: 50052
     - name: runner-metrics
       containerPort: 9402
+    {{- if .Values.gateway.enabled }}
+    - name: vllm
+      containerPort: 50054
+    {{- end }}
   startupProbe:
     {{- include "octavo.probe" (dict "port" 50052 "service" "readiness" "timing" (merge $startup $runner.startupProbe)) | nindent 4 }}
   livenessProbe:

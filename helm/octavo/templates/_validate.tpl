@@ -4,6 +4,7 @@
 {{- include "octavo.validateTermination" . }}
 {{- include "octavo.validateModel" . }}
 {{- include "octavo.validateSecurity" . }}
+{{- include "octavo.validateGateway" . }}
 {{- include "octavo.validateScaling" . }}
 {{- end }}
 
@@ -58,14 +59,19 @@
 {{- if and $auth.tokensSecret (not $tls.secretName) (not $auth.allowPlaintext) }}
 {{- fail "auth.tokensSecret without tls.secretName would send tokens in plaintext: set tls.secretName, or auth.allowPlaintext=true where a service mesh encrypts." }}
 {{- end }}
-{{- if and .Values.gateway.enabled $tls.secretName }}
-{{- fail "gateway.enabled does not go with tls.secretName: smg calls the pods that it discovers in plaintext. Encrypt in a service mesh, or terminate TLS in front of the gateway." }}
 {{- end }}
-{{- if and .Values.gateway.enabled (eq (get .Values.runner.settings "vllmGrpc" | toString) "false") }}
-{{- fail "gateway.enabled needs vllm.grpc.engine.VllmEngine, which runner.settings.vllmGrpc=false turns off." }}
+
+{{- define "octavo.validateGateway" -}}
+{{- $gateway := .Values.gateway }}
+{{- $tokens := .Values.auth.tokensSecret }}
+{{- if and $gateway.enabled $tokens (not $gateway.tenant) }}
+{{- fail "gateway.enabled with auth.tokensSecret needs gateway.tenant: smg hands no token on, so all requests through it are those of one tenant of the Secret." }}
 {{- end }}
-{{- if and .Values.gateway.enabled $auth.tokensSecret }}
-{{- fail "gateway.enabled does not go with auth.tokensSecret: smg hands no token on. Use gateway.apiKeySecret." }}
+{{- if and $gateway.tenant (not $tokens) }}
+{{- fail (printf "gateway.tenant is %q, one of auth.tokensSecret, which is not set." $gateway.tenant) }}
+{{- end }}
+{{- if and $gateway.enabled (not .Values.networkPolicy.enabled) (not $gateway.allowOpenDoor) }}
+{{- fail "gateway.enabled with networkPolicy.enabled=false would let anybody to port 50054 of the pods, which is for the gateway alone: it asks for neither tokens nor certificates, and tells what others have asked. Set gateway.allowOpenDoor=true where something else keeps others away." }}
 {{- end }}
 {{- end }}
 
