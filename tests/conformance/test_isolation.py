@@ -97,7 +97,8 @@ class Observer:
         counted = [
             (name, [label for label in labels if label[0] != "epoch"], value)
             for (name, labels), value in found.items()
-            if name.startswith("octavo_kv_") or name == "octavo_rpc_duration_seconds_count"
+            if (name.startswith("octavo_kv_") or name == "octavo_rpc_duration_seconds_count")
+            and not name.endswith(("_seconds_sum", "_seconds_bucket"))
         ]
         self.seen.append(sorted([each for each in counted if ("method", "WatchEvents") not in each[1]]))
 

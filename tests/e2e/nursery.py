@@ -32,11 +32,11 @@ class Nursery:
             text=True,
         )
 
-    def start(self, log: Path, arguments: list[str]) -> Forked:
-        """Begins `octavo ARGUMENTS`, whose output goes to a file."""
+    def start(self, log: Path, arguments: list[str], env: dict[str, str]) -> Forked:
+        """Begins `octavo ARGUMENTS`, whose output goes to a file. env: what its environment has besides."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps([str(log), arguments]), file=self._process.stdin, flush=True)
+        print(json.dumps([str(log), arguments, env]), file=self._process.stdin, flush=True)
         return Forked(int(self._process.stdout.readline()))
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ def _serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     prepare = die_with_parent()
     for line in sys.stdin:
-        log, arguments = json.loads(line)
+        log, arguments, env = json.loads(line)
         pid = os.fork()
         if pid:
             print(pid, flush=True)
@@ -105,6 +105,7 @@ def _serve() -> None:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         for number, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
             os.dup2(number, target)
+        os.environ.update(env)
         app(arguments)
 
 

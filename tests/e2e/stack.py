@@ -56,8 +56,7 @@ class Process:
         self.log_path = directory / f"{name}-{time.monotonic_ns()}.log"
         self.process: subprocess.Popen[bytes] | Forked
         if nursery is not None:
-            assert not env, "a forked process has the environment of its nursery"
-            self.process = nursery.start(self.log_path, [name, *arguments])
+            self.process = nursery.start(self.log_path, [name, *arguments], env)
         else:
             with self.log_path.open("wb") as log:
                 self.process = subprocess.Popen(

@@ -406,7 +406,9 @@ class TestStartUpErrors:
         assert health_of(stack.runner_address) == SERVING
 
     def test_a_pool_that_is_kept_otherwise(self, stack: Stack, tmp_path: Path) -> None:
-        line = self.runner_error(tmp_path, "--kv-address", stack.kv_address, "--prefix-index", "radix")
+        line = self.runner_error(
+            tmp_path, "--kv-address", stack.kv_address, "--prefix-index", "radix", "--num-blocks", "512"
+        )
         assert "is open with index hash (asked for radix); close it first or take another pool id" in line
 
     def test_a_pool_that_is_open_with_other_facts(self, stack: Stack, tmp_path: Path) -> None:
