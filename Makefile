@@ -53,14 +53,19 @@ $(COMPILED): $(STAMP) setup.py $(wildcard kvmanager/*.py)
 		--no-deps --target $@/site .
 	cp -r tests bench docs pyproject.toml $@
 
-# Images, with podman, docker or buildah: make image [IMAGES=gateway] [ACCELERATOR=gpu]; docker/build has the rest.
+# Images, with podman, docker or buildah: make image [IMAGES=gateway] [ACCELERATOR=gpu]; docker/build has the rest. Where
+# podman has built both images of a pod for CPUs, it plays that pod too.
 IMAGES ?= kv-manager model-runner
+IMAGE_PREFIX ?= localhost/octavo
+PLAYED := $(if $(filter gpu,$(ACCELERATOR)),,$(filter kv-manager model-runner,$(IMAGES)))
 image:
-	docker/build $(IMAGES)
+	IMAGE_PREFIX=$(IMAGE_PREFIX) docker/build $(IMAGES)
+	@if [ $(words $(PLAYED)) = 2 ] && [ "$${ENGINE:-podman}" = podman ] && command -v podman >/dev/null; then \
+		$(MAKE) image-test IMAGE_PREFIX=$(IMAGE_PREFIX); fi
 
 # Runs the pod of the chart's default values with podman, on the images of `make image`.
 image-test: $(TOOLS)
-	$(BIN)/python -m tests.images.play_pod
+	$(BIN)/python -m tests.images.play_pod --prefix $(IMAGE_PREFIX)
 
 # The lock files of the images, after a change of pyproject.toml or constraints.txt. Needs uv.
 locks: $(STAMP)

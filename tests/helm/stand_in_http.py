@@ -102,13 +102,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stream(self, store: Store, request: Request) -> None:
         wants_bookmark = request.query.get("sendInitialEvents") == "true"
-        from_now = request.query.get("resourceVersion") not in (None, "", "0")
+        version = int(request.query.get("resourceVersion") or 0)
+        after = None if wants_bookmark or not version else version
         deadline = time.monotonic() + min(float(request.query.get("timeoutSeconds", WATCH_SECONDS)), WATCH_SECONDS)
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        with store.watch(request.selection, with_current=wants_bookmark or not from_now) as watch:
+        with store.watch(request.selection, after) as watch:
             if wants_bookmark:
                 watch.events.put(("BOOKMARK", _bookmark(request.resource, store.version)))
             try:

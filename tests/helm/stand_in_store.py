@@ -73,6 +73,8 @@ class Store:
         self._items: dict[tuple[Resource, str | None, str], Json] = {}
         self._applied: dict[tuple[Resource, str | None, str], Json] = {}
         self._watches: list[Watch] = []
+        self._told: list[tuple[int, Resource, Event]] = []
+        """All that has happened, by version."""
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Json | None:
         with self.lock:
@@ -134,12 +136,15 @@ class Store:
             return True
 
     @contextmanager
-    def watch(self, selection: Selection, with_current: bool) -> Iterator[Watch]:
-        """A watch; `with_current` begins with what there is already."""
+    def watch(self, selection: Selection, after: int | None) -> Iterator[Watch]:
+        """A watch that begins with what has happened after a version; None: with what there is already."""
         watch = Watch(selection)
         with self.lock:
-            for item in self.select(selection) if with_current else []:
+            for item in self.select(selection) if after is None else []:
                 watch.events.put(("ADDED", item))
+            for version, resource, (kind, item) in self._told if after is not None else []:
+                if version > after and selection.has(resource, item):
+                    watch.events.put((kind, deepcopy(item)))
             self._watches.append(watch)
         try:
             yield watch
@@ -148,6 +153,7 @@ class Store:
                 self._watches.remove(watch)
 
     def _tell(self, resource: Resource, kind: str, item: Json) -> None:
+        self._told.append((self.version, resource, (kind, deepcopy(item))))
         for watch in self._watches:
             if watch.selection.has(resource, item):
                 watch.events.put((kind, deepcopy(item)))

@@ -19,7 +19,7 @@ from tests.helm.stand_in_api import StandInApi
 from tests.helm.stand_in_http import serving
 from tests.helm.stand_in_patch import merge_patch, server_side_apply, strategic_merge_patch
 from tests.helm.stand_in_resources import BUILT_IN
-from tests.helm.stand_in_store import Selection
+from tests.helm.stand_in_store import Selection, Store
 from tests.helm.tools import kubectl
 
 DEPLOYMENT = {
@@ -198,3 +198,16 @@ def test_kubectl_lists_what_there_is(tmp_path: Path) -> None:
         listed = kubectl("get", "deploy,rs", "-o", "name", home=tmp_path, kubeconfig=kubeconfig)
         assert listed.stdout.split()[0] == "deployment.apps/web"
         assert listed.stdout.split()[1].startswith("replicaset.apps/web-")
+
+
+def test_a_watch_begins_with_what_has_happened_after_the_version_that_it_names() -> None:
+    pods = next(each for each in BUILT_IN if each.kind == "Pod")
+    store = Store()
+    for name in ("a", "b"):
+        listed = store.version
+        store.put(pods, "here", {"metadata": {"name": name}, "status": {"podIP": "127.0.0.1"}})
+    store.put(pods, "there", {"metadata": {"name": "c"}, "status": {"podIP": "127.0.0.1"}})
+    store.delete(pods, "here", "a")
+    with store.watch(Selection(pods, "here"), listed) as watch:
+        told = [watch.events.get_nowait() for _ in range(watch.events.qsize())]
+    assert [(kind, item["metadata"]["name"]) for kind, item in told] == [("ADDED", "b"), ("DELETED", "a")]
