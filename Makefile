@@ -42,6 +42,7 @@ test: lint $(TRITON) $(TOOLS)
 
 # The books compiled with mypyc, in a directory of their own, under the same tests.
 test-compiled: $(COMPILED)
+	cp -r tests bench docs pyproject.toml $(COMPILED)
 	cd $(COMPILED) && PYTHONPATH=$$PWD/site OCTAVO_COMPILE=1 ../$(BIN)/python $(PYTEST) \
 		tests/kvmanager tests/conformance tests/services/test_books.py tests/services/test_kv_service.py
 
@@ -51,7 +52,6 @@ $(COMPILED): $(STAMP) setup.py $(wildcard kvmanager/*.py)
 	rm -rf $@ && mkdir $@
 	OCTAVO_COMPILE=1 $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--no-deps --target $@/site .
-	cp -r tests bench docs pyproject.toml $@
 
 # Images, with podman, docker or buildah: make image [IMAGES=gateway] [ACCELERATOR=gpu]; docker/build has the rest. Where
 # podman has built both images of a pod for CPUs, it plays that pod too.
@@ -100,6 +100,7 @@ bench-peers:
 # Both builds of the books beside vLLM's: make bench-books VLLM_VENV=DIR (from bench-peers).
 bench-books: $(COMPILED)
 	$(BIN)/python -m bench.books $(if $(VLLM_VENV),--vllm-venv $(VLLM_VENV))
+	cp -r bench $(COMPILED)
 	cd $(COMPILED) && PYTHONPATH=$$PWD/site ../$(BIN)/python -m bench.books $(if $(VLLM_VENV),--vllm-venv $(VLLM_VENV))
 
 # The systems that bench.serve compares Octavo with, outside of the repository: make serve-peers PEERS=DIR [ONLY=hf].
