@@ -24,9 +24,8 @@ class News(NamedTuple):
     """Columns of one entry for each sequence, but for token_ids and taken, which their counts cut.
 
     token_ids: tokens that follow those told before. computed: how many of a sequence's tokens are computed now; 0: as
-    before. taken:
-    blocks of the lease that are the last of its table from now on, behind so many `entries` of it. asks: 0, or 1 and
-    more for room for all of its tokens and one less than so many behind.
+    before. taken: blocks of the lease that are the last of its table from now on, behind so many `entries` of it.
+    asks: 0, or 1 and more for room for all of its tokens and one less than so many behind.
     """
 
     sequences: list[Sequence]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from services.addresses import UnixAddress, parse_address
 from services.callers import Caller, Unauthenticated, set_caller
 from services.config import ModelRunnerSettings
 from services.errors import StartupError
+from services.rpc_handlers import Stream, Unary, around
 from services.token_file import TokenFile
 
 OPEN_SERVICES = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
@@ -24,7 +26,24 @@ _SCHEME = "bearer "
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
-class Authenticator(grpc.aio.ServerInterceptor):
+class _Guard(grpc.aio.ServerInterceptor):
+    """Lets a call to its servicer once its admission has said whose it is."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        admit = None if handler is None else self._admission(handler_call_details)
+        return handler if admit is None else _guarded(handler, admit)
+
+    @abstractmethod
+    def _admission(self, call: grpc.HandlerCallDetails) -> Callable[[], None] | None:
+        """What sets the call's caller, or raises; None for a call that is open to everybody."""
+
+
+class Authenticator(_Guard):
     """Stands before all services of a server but the open ones; what it raises, an interceptor before it maps.
 
     open_methods: full names of further methods that need no token, such as '/a.B/HealthCheck'.
@@ -34,16 +53,10 @@ class Authenticator(grpc.aio.ServerInterceptor):
         self.tokens = tokens
         self._open_methods = frozenset(open_methods)
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        handler = await continuation(handler_call_details)
-        method = handler_call_details.method
-        if handler is None or method in self._open_methods or method.split("/")[1] in OPEN_SERVICES:
-            return handler
-        return _guarded(handler, partial(self._admit, handler_call_details.invocation_metadata))
+    def _admission(self, call: grpc.HandlerCallDetails) -> Callable[[], None] | None:
+        if call.method in self._open_methods or call.method.split("/")[1] in OPEN_SERVICES:
+            return None
+        return partial(self._admit, call.invocation_metadata)
 
     def _admit(self, metadata: Metadata) -> None:
         set_caller(self._caller(metadata))
@@ -55,20 +68,15 @@ class Authenticator(grpc.aio.ServerInterceptor):
         return caller
 
 
-class StandIn(grpc.aio.ServerInterceptor):
+class StandIn(_Guard):
     """Stands before a server whose callers have no token: all of them are one tenant."""
 
     def __init__(self, tokens: TokenFile, tenant: str) -> None:
         self._tokens = tokens
         self._tenant = tenant
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        handler = await continuation(handler_call_details)
-        return handler if handler is None else _guarded(handler, self._admit)
+    def _admission(self, call: grpc.HandlerCallDetails) -> Callable[[], None]:
+        return self._admit
 
     def _admit(self) -> None:
         caller = self._tokens.caller_of(self._tenant)
@@ -140,34 +148,20 @@ def _token(metadata: Metadata) -> str:
 def _guarded(handler: grpc.RpcMethodHandler, admit: Callable[[], None]) -> grpc.RpcMethodHandler:
     """The handler behind `admit`, which raises when the call may not be."""
 
-    def unary(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def unary(behaviour: Unary) -> Unary:
         async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
             admit()
             return await behaviour(request, context)
 
         return guarded
 
-    def stream(behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
-        if not inspect.isasyncgenfunction(behaviour):
-            # It sends its answers itself.
-            return unary(behaviour)  # type: ignore[arg-type]
-
-        async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+    def stream(behaviour: Stream) -> Stream:
+        async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
             admit()
-            answers = behaviour(request, context)
-            try:
+            async with aclosing(behaviour(request, context)) as answers:
                 async for answer in answers:
                     yield answer
-            finally:
-                await answers.aclose()
 
         return guarded
 
-    coders = handler.request_deserializer, handler.response_serializer
-    if handler.unary_unary:
-        return grpc.unary_unary_rpc_method_handler(unary(handler.unary_unary), *coders)
-    if handler.unary_stream:
-        return grpc.unary_stream_rpc_method_handler(stream(handler.unary_stream), *coders)
-    if handler.stream_unary:
-        return grpc.stream_unary_rpc_method_handler(unary(handler.stream_unary), *coders)
-    return grpc.stream_stream_rpc_method_handler(stream(handler.stream_stream), *coders)
+    return around(handler, unary, stream, handler.request_deserializer)

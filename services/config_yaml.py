@@ -30,9 +30,13 @@ def _load(path: Path) -> object:
     except OSError as error:
         raise StartupError(f"Cannot read the settings file {path}: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" (line {where.line + 1})" if where is not None else ""
-        raise StartupError(f"The settings file {path} is no valid YAML{line}.") from None
+        raise StartupError(f"The settings file {path} is no valid YAML{line_of(error)}.") from None
+
+
+def line_of(error: Exception) -> str:
+    """Where YAML is wrong, for the end of a sentence; the parser's own words quote the file."""
+    where = getattr(error, "problem_mark", None)
+    return f" (line {where.line + 1})" if where is not None else ""
 
 
 def _suggestion(key: object, known: frozenset[str]) -> str:

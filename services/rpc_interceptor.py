@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from prometheus_client import CollectorRegistry, Histogram
 
 from services.errors import ErrorMapping, abort, failure_of, malformed_failure, unimplemented_failure
+from services.rpc_handlers import Stream, Unary, around
 
 RPC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600)
 """Upper bounds in seconds: from a verb on the books to a long stream."""
@@ -60,18 +62,10 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         return self._wrapped(handler, _Verb(service, method))
 
     def _wrapped(self, handler: grpc.RpcMethodHandler, verb: _Verb) -> grpc.RpcMethodHandler:
-        parse, serialize = _tolerant(handler.request_deserializer), handler.response_serializer
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, verb), parse, serialize)
-        if handler.unary_stream:
-            wrap = self._stream if inspect.isasyncgenfunction(handler.unary_stream) else self._unary
-            return grpc.unary_stream_rpc_method_handler(wrap(handler.unary_stream, verb), parse, serialize)
-        if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary, verb), parse, serialize)
-        return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, verb), parse, serialize)
+        parse = _tolerant(handler.request_deserializer)
+        return around(handler, partial(self._unary, verb=verb), partial(self._stream, verb=verb), parse)
 
-    # Also for a stream whose handler sends its answers itself.
-    def _unary(self, behaviour: Callable[..., Awaitable[Message]], verb: _Verb) -> Callable[..., Awaitable[Message]]:
+    def _unary(self, behaviour: Unary, verb: _Verb) -> Unary:
         async def measured(request: Any, context: grpc.aio.ServicerContext) -> Message:
             async with _Measured(self, verb, context):
                 await self._refuse_malformed(request, context)
@@ -79,18 +73,13 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
 
         return measured
 
-    def _stream(
-        self, behaviour: Callable[..., AsyncIterator[Message]], verb: _Verb
-    ) -> Callable[..., AsyncIterator[Message]]:
-        async def measured(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Message]:
+    def _stream(self, behaviour: Stream, verb: _Verb) -> Stream:
+        async def measured(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Message, None]:
             async with _Measured(self, verb, context):
                 await self._refuse_malformed(request, context)
-                answers = behaviour(request, context)
-                try:
+                async with aclosing(behaviour(request, context)) as answers:
                     async for answer in answers:
                         yield answer
-                finally:
-                    await answers.aclose()
 
         return measured
 

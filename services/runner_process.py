@@ -23,7 +23,7 @@ from services.channels import ClientTls, check_tls, open_aio_channel
 from services.config import ModelRunnerSettings
 from services.connection_faults import tls_fault
 from services.draining import Drainer
-from services.endpoint import Endpoint, ServiceKind, open_endpoint
+from services.endpoint import LAST_WORDS_SECONDS, Endpoint, ServiceKind, open_endpoint
 from services.errors import RUNNER_DOMAIN, StartupError, describe_rpc_error
 from services.grpc_server import RUNNER_MAX_RECEIVE_BYTES
 from services.load_meter import LoadMeter, Observers
@@ -51,9 +51,6 @@ KIND = ServiceKind(
     "runner_metrics_address",
     "runner_health_address",
 )
-
-LAST_WORDS_SECONDS = 1.0
-"""For the status of requests that were ended to get to their clients."""
 
 LATE_SECONDS = 1.0
 """A KV manager that is there answers sooner."""

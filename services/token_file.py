@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from model_runner.request import MAX_SALT_BYTES
 from services.callers import Caller
+from services.config_yaml import line_of
 from services.errors import StartupError
 from services.watched_files import FileWatch
 
@@ -126,10 +127,7 @@ def _parse(path: Path) -> _Content:
     except OSError as error:
         raise BadTokenFile(f"cannot read {path}: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        # The parser's own sentence quotes the file.
-        where = getattr(error, "problem_mark", None)
-        line = f" (line {where.line + 1})" if where is not None else ""
-        raise BadTokenFile(f"{path} is no valid YAML{line}.") from None
+        raise BadTokenFile(f"{path} is no valid YAML{line_of(error)}.") from None
     try:
         return _Content.model_validate({"tokens": loaded} if isinstance(loaded, list) else loaded)
     except ValidationError as error:

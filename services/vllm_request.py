@@ -79,10 +79,8 @@ def truncated(message: pb.GenerateRequest, token_ids: Sequence[int], limits: Lim
     return token_ids[-wanted:]
 
 
-def read_vllm_request(
-    message: pb.GenerateRequest, prompt_token_ids: Sequence[int], limits: Limits, *, tenant: str = "", salt: str = ""
-) -> GenerateRequest:
-    """A validated request. tenant, salt: of who calls. Raises InvalidRequest with the field's path in the message."""
+def read_vllm_request(message: pb.GenerateRequest, prompt_token_ids: Sequence[int], limits: Limits) -> GenerateRequest:
+    """A validated request. Raises InvalidRequest with the field's path in the message."""
     params = message.sampling_params
     request = GenerateRequest(
         request_id=engine_request_id(message.request_id),
@@ -100,8 +98,6 @@ def read_vllm_request(
         logprobs=params.logprobs if params.HasField("logprobs") else None,
         prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
         structured_output=_structure(params),
-        cache_salt=salt,
-        tenant=tenant,
     )
     try:
         validate(request, limits)
