@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 import torch
@@ -35,7 +35,8 @@ from services.config import ModelRunnerSettings
 from services.cpus import usable_cpus
 from services.errors import StartupError
 from services.form_compiler import FormCompiler
-from services.model_cache import allocate_cache, free_of
+from services.kv_scaling import Scaling, scaling_for, wants_checkpoint_scales
+from services.model_cache import allocate_cache, free_of, smallest_shape
 
 log = structlog.get_logger()
 
@@ -45,6 +46,7 @@ class Setup:
     """A loaded model with its physical cache, and the limits that follow from both."""
 
     loaded: LoadedModel
+    scaling: Scaling
     backend: AttentionBackend
     executor: TorchExecutor
     memory: KvMemory
@@ -78,6 +80,7 @@ class Setup:
             has_chat_template=self.tokenizer.chat_template is not None,
             weights_dtype=self.loaded.weights_form,
             kv_dtype=_dtype_name(self.backend.shape.kv_dtype),
+            kv_scales=self.scaling.source,
             attention_backend=self.backend.name,
             block_size=facts.block_size,
             num_blocks=facts.num_blocks,
@@ -95,7 +98,7 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
 
     Raises StartupError with one sentence.
     """
-    device = _device(settings.device)
+    device, with_kv_scales = _device(settings.device), wants_checkpoint_scales(settings)
     _set_threads(settings.num_threads or usable_cpus())
     try:
         with _progress(settings, is_stopped) as on_progress:
@@ -105,6 +108,7 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
                 activations_dtype=settings.activations_dtype,
                 device=device,
                 name=settings.model_name,
+                with_kv_scales=with_kv_scales,
                 on_progress=on_progress,
             )
     except ModelLoadError as error:
@@ -119,7 +123,9 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     config = loaded.config
     kv_dtype = KV_DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
     memory = KvMemory(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype.itemsize, settings.block_size)
-    choice = allocate_cache(settings, loaded, memory, kv_dtype, device)
+    shape = smallest_shape(loaded, memory, kv_dtype, device)
+    scaling = scaling_for(settings, loaded, shape)
+    choice = allocate_cache(settings, loaded, memory, replace(shape, scales=scaling.scales))
     backend = choice.backend
     num_blocks = backend.shape.num_blocks
     cache = _dtype_name(kv_dtype)
@@ -132,6 +138,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         f"{backend.name} attention on {device}, {torch.get_num_threads()} threads",
         kernels=_describe_kernels(loaded),
         attention=choice.describe(),
+        kv_scales=scaling.describe(),
         deterministic="yes, in any batch" if variance is None else f"no: {variance}",
         speculation=_describe_speculation(settings),
         async_steps=_describe_async_steps(settings, device),
@@ -148,6 +155,8 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     )
     longest = min(config.max_position_embeddings, (num_blocks - 1) * settings.block_size)
     fingerprint = f"{loaded.name}:{loaded.fingerprint}:{_dtype_name(kv_dtype)}"
+    if scaling.scales is not None:
+        fingerprint += f":{scaling.scales.name}"
     options = EngineOptions(
         facts=PoolFacts(num_blocks, settings.block_size, memory.bytes_per_block, fingerprint),
         limits=scheduling,
@@ -159,6 +168,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     )
     return Setup(
         loaded=loaded,
+        scaling=scaling,
         backend=backend,
         executor=TorchExecutor(
             loaded.model, backend, settings.block_size, device, _decode_graphs(settings, loaded.model, backend, longest)
