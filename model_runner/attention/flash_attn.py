@@ -101,11 +101,14 @@ class FlashAttention(GpuAttention):
     @classmethod
     def why_not_shape(cls, shape: AttentionShape) -> str | None:
         if shape.query_dtype not in (torch.float16, torch.bfloat16) or shape.kv_dtype is not shape.query_dtype:
+            if shape.kv_dtype.itemsize == 1:
+                # FlashAttention 3 refuses keys of another type than the queries', and version 2 has no 8 bits at all.
+                return f"its kernels read K/V in {name_of(shape.kv_dtype)} only for queries that are rounded to it too"
             types = f"queries in {name_of(shape.query_dtype)} over K/V in {name_of(shape.kv_dtype)}"
             return f"its kernels have float16 or bfloat16 for both, not {types}"
         if shape.head_dim > 256 or shape.head_dim % 8:
             return f"its kernels have heads of multiples of 8 up to 256 dimensions, not {shape.head_dim}"
-        return None if shape.k_scale == shape.v_scale == 1 else "scales of K/V are for 8 bits, which it has not"
+        return None if shape.scales is None else "scales of K/V are for 8 bits, which it has not"
 
     def plan(self, batch: StepBatch) -> None:
         self._batch = batch

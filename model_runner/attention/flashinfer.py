@@ -31,14 +31,16 @@ _LEAST_CAPABILITY = (7, 5)
 _BFLOAT16_CAPABILITY = (8, 0)
 
 Cache = tuple[Tensor, Tensor]
+Run = Callable[..., Tensor]
+"""Attends as it was planned: run(queries, (keys, values)), with k_scale and v_scale where K/V have scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of the step that one planned wrapper computes: run(queries, (keys, values))."""
+    """Rows of the step that are computed by one plan."""
 
     rows: slice
-    run: Callable[[Tensor, Cache], Tensor]
+    run: Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ class _Replayed:
 class FlashInferAttention(GpuAttention):
     """A step begins with its single tokens, which the decode kernels take; all that follows is prefill's.
 
-    plan() gets lengths from the host and never waits for the device. Scales of K/V are ours: k_scale is part of the
-    scale of scores, and results are multiplied by v_scale.
+    plan() gets lengths from the host and never waits for the device. One plan serves all layers, and each layer's
+    scales of K/V are numbers on the host that run() gets: a graph keeps them with the layer's launches.
     """
 
     name = "flashinfer"
@@ -78,7 +80,9 @@ class FlashInferAttention(GpuAttention):
         self._workspace = torch.zeros(workspace_bytes, dtype=torch.uint8, device=shape.device)
         self._decode = self._decode_wrapper()
         self._prefill = self._api.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
-        self._cascade = self._api.MultiLevelCascadeAttentionWrapper(2, self._workspace, "NHD")
+        # FlashInfer has a wrapper for such levels, whose run() takes no scales.
+        self._prefix = self._api.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
+        self._own = self._api.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
         self._replayed: dict[int, _Replayed] = {}
         self._parts: list[_Part] = []
         self._append: _Append
@@ -115,7 +119,8 @@ class FlashInferAttention(GpuAttention):
             run = self._plan_decode(batch, slice(0, num_decoded))
             self._parts.append(_Part(slice(0, num_decoded), run))
         if num_decoded < len(batch.query_lengths):
-            run = self._plan_prefill(pages_of(batch, slice(num_decoded, None), self.shape.block_size))
+            pages = pages_of(batch, slice(num_decoded, None), self.shape.block_size)
+            run = self._plan_prefill(self._prefill, pages, causal=True)
             self._parts.append(_Part(slice(num_decoded, None), run))
         self._note_plan()
 
@@ -135,8 +140,8 @@ class FlashInferAttention(GpuAttention):
         shape, append = self.shape, self._append
         cached = (self.keys[layer], self.values[layer])
         self._api.append_paged_kv_cache(
-            stored(keys, shape.k_scale, shape.kv_dtype),
-            stored(values, shape.v_scale, shape.kv_dtype),
+            stored(keys, shape.k_scale(layer), shape.kv_dtype),
+            stored(values, shape.v_scale(layer), shape.kv_dtype),
             append.sequences,
             append.positions,
             cached,
@@ -146,9 +151,9 @@ class FlashInferAttention(GpuAttention):
             kv_layout="NHD",
         )
         queries = queries.contiguous()
-        outputs = [part.run(queries[part.rows], cached) for part in self._parts]
-        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return output if shape.v_scale == 1 else output * shape.v_scale
+        scales = {} if shape.scales is None else {"k_scale": shape.k_scale(layer), "v_scale": shape.v_scale(layer)}
+        outputs = [part.run(queries[part.rows], cached, **scales) for part in self._parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _plan_append(self, batch: StepBatch) -> _Append:
         pages = pages_of(batch, slice(None), self.shape.block_size)
@@ -162,13 +167,13 @@ class FlashInferAttention(GpuAttention):
             last_page_len=self._on_device(pages.last_page_len),
         )
 
-    def _plan_decode(self, batch: StepBatch, sequences: slice) -> Callable[[Tensor, Cache], Tensor]:
+    def _plan_decode(self, batch: StepBatch, sequences: slice) -> Run:
         shared = self._shared_blocks(batch, sequences)
         if shared:
             return self._plan_cascade(batch, sequences, shared)
         return self._plan_wrapper(self._decode, pages_of(batch, sequences, self.shape.block_size))
 
-    def _plan_wrapper(self, wrapper: Any, pages: Pages) -> Callable[[Tensor, Cache], Tensor]:
+    def _plan_wrapper(self, wrapper: Any, pages: Pages) -> Run:
         wrapper.plan(
             pages.indptr,
             self._on_device(pages.indices),
@@ -176,36 +181,33 @@ class FlashInferAttention(GpuAttention):
             *self._sizes,
             **self._options(),
         )
-        run: Callable[[Tensor, Cache], Tensor] = wrapper.run
+        run: Run = wrapper.run
         return run
 
-    def _plan_prefill(self, pages: Pages) -> Callable[[Tensor, Cache], Tensor]:
-        self._prefill.plan(
+    def _plan_prefill(self, wrapper: Any, pages: Pages, *, causal: bool) -> Run:
+        wrapper.plan(
             pages.query_indptr,
             pages.indptr,
             self._on_device(pages.indices),
             pages.last_page_len,
             *self._sizes,
-            causal=True,
+            causal=causal,
             **self._options(),
         )
-        run: Callable[[Tensor, Cache], Tensor] = self._prefill.run
+        run: Run = wrapper.run
         return run
 
-    def _plan_cascade(self, batch: StepBatch, sequences: slice, shared: int) -> Callable[[Tensor, Cache], Tensor]:
-        """Level 0 has the shared blocks, once for all queries; level 1 has each sequence's own."""
-        size = self.shape.block_size
-        levels = [prefix_pages(batch, sequences, size, shared), pages_of(batch, sequences, size, shared)]
-        self._cascade.plan(
-            [level.query_indptr for level in levels],
-            [level.indptr for level in levels],
-            [self._on_device(level.indices) for level in levels],
-            [level.last_page_len for level in levels],
-            *self._sizes,
-            causal=True,
-            **self._options(),
-        )
-        run: Callable[[Tensor, Cache], Tensor] = self._cascade.run
+    def _plan_cascade(self, batch: StepBatch, sequences: slice, shared: int) -> Run:
+        """The shared blocks are read once for all queries, then each sequence's own; both results are merged."""
+        size, merge = self.shape.block_size, self._api.merge_state
+        prefix = self._plan_prefill(self._prefix, prefix_pages(batch, sequences, size, shared), causal=False)
+        own = self._plan_prefill(self._own, pages_of(batch, sequences, size, shared), causal=True)
+
+        def run(queries: Tensor, cached: Cache, **scales: float) -> Tensor:
+            parts = [each(queries, cached, return_lse=True, **scales) for each in (prefix, own)]
+            merged: Tensor = merge(*parts[0], *parts[1])[0]
+            return merged
+
         return run
 
     def _shared_blocks(self, batch: StepBatch, sequences: slice) -> int:
@@ -251,7 +253,7 @@ class FlashInferAttention(GpuAttention):
         """What every plan is told last. The data types have defaults of FlashInfer's own, which are not ours."""
         shape = self.shape
         return {
-            "sm_scale": shape.scale * shape.k_scale,
+            "sm_scale": shape.scale,
             "window_left": -1 if shape.sliding_window is None else shape.sliding_window - 1,
             "logits_soft_cap": shape.logits_soft_cap,
             "q_data_type": shape.query_dtype,

@@ -16,6 +16,7 @@ from model_runner.attention.flash_attn import VERSIONS, FlashAttention, Version
 from model_runner.attention.flashinfer import FlashInferAttention, wants_tensor_cores
 from model_runner.attention.pages import num_shared_blocks, pages_of, prefix_pages
 from model_runner.batch import BatchEntry, StepBatch, pack_batch
+from model_runner.kv_scales import KvScales
 from tests.model_runner import flash_attn_doubles, gpu_doubles
 from tests.model_runner.attention_world import CPU, World, assert_near
 from tests.model_runner.gpu_doubles import recorded
@@ -111,10 +112,11 @@ class TestFlashInfer:
             assert_near(rows, expected, TOLERANCE)
 
     @pytest.mark.parametrize("cap", [None, 3.0])
-    @pytest.mark.parametrize("types", [(HALF, 1.0), (torch.float8_e4m3fn, 0.5)])
-    def test_a_shared_prefix_is_read_once(self, types: tuple[torch.dtype, float], cap: float | None) -> None:
-        kv_dtype, scale = types
-        shape = replace(SHAPE, kv_dtype=kv_dtype, k_scale=scale, v_scale=scale, logits_soft_cap=cap)
+    @pytest.mark.parametrize("scales", [None, KvScales((0.5, 0.03), (0.25, 1.7))])
+    def test_a_shared_prefix_is_read_once(self, scales: KvScales | None, cap: float | None) -> None:
+        shape = replace(SHAPE, num_layers=2, logits_soft_cap=cap, scales=scales)
+        if scales is not None:
+            shape = replace(shape, kv_dtype=torch.float8_e4m3fn)
         with mock.patch.object(flashinfer, "CASCADE_TOKENS", 32):
             world = World(make_flashinfer, shape, [36, 50, 34, 40])
             first, *others = world.sequences
@@ -123,10 +125,11 @@ class TestFlashInfer:
                 other.table[:2], other.computed = first.table[:2], 32
             world.step([(0, 33)])
             world.step([(1, 17), (3, 1)])
-            cascade = gpu_doubles._Cascade
-            with mock.patch.object(cascade, "run", autospec=True, side_effect=cascade.run) as run:
+            backend = world.backend
+            assert isinstance(backend, FlashInferAttention)
+            with mock.patch.object(backend._api, "merge_state", side_effect=backend._api.merge_state) as merge:
                 outputs = world.step([(0, 1), (1, 1), (2, 1), (3, 1)])
-        assert run.call_count == 1
+        assert merge.call_count == 2
         for sequence, rows in zip(world.sequences, outputs, strict=True):
             here = sequence.computed - 1
             assert_near(rows, sequence.expected(world.shape)[:, here : here + 1], TOLERANCE)
@@ -251,7 +254,7 @@ class TestWhyNot:
                 {"kv_dtype": torch.bfloat16},
                 "its kernels have no bfloat16 K/V for queries in float16",
             ),
-            (FlashInferAttention, {"kv_dtype": torch.float8_e4m3fn, "k_scale": 0.3}, None),
+            (FlashInferAttention, {"kv_dtype": torch.float8_e4m3fn, "scales": KvScales((0.3,), (2.0,))}, None),
             (FlashAttention, {}, None),
             (FlashAttention, {"head_dim": 80}, None),
             (
@@ -262,7 +265,12 @@ class TestWhyNot:
             (
                 FlashAttention,
                 {"kv_dtype": torch.float8_e4m3fn},
-                "its kernels have float16 or bfloat16 for both, not queries in float16 over K/V in float8_e4m3fn",
+                "its kernels read K/V in float8_e4m3fn only for queries that are rounded to it too",
+            ),
+            (
+                FlashAttention,
+                {"kv_dtype": torch.bfloat16},
+                "its kernels have float16 or bfloat16 for both, not queries in float16 over K/V in bfloat16",
             ),
         ],
     )
