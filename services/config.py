@@ -122,7 +122,7 @@ class ModelRunnerSettings(RunnerServerSettings):
         False, description="Ends the start when a request's tokens may depend on its batch; the CPU kernels' never do."
     )
     block_size: Annotated[WholeNumber, AfterValidator(check_block_size)] = Field(
-        16, description="Tokens in one block: 8, 16, 32, 64 or 128."
+        16, description="Tokens in one block: 8, 16, 32, 64, 128 or 256."
     )
     num_blocks: Annotated[int | None, BeforeValidator(parse_number), AfterValidator(check_num_blocks)] = Field(
         None,

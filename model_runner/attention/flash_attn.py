@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,12 +42,16 @@ Call = Callable[[Callable[..., Any], AttentionShape, _Step, Tensor, Tensor, Tens
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A function that attends through block tables, and what it can't. page_multiple: of the tokens in a block."""
+    """A function that attends through block tables, and what it can't.
+
+    page_multiple: of the tokens in a block. tables: the parameter for block tables, which older releases don't have.
+    """
 
     title: str
     module: str
     function: str
     page_multiple: int
+    tables: str
     has_soft_cap: bool
     call: Call
 
@@ -190,9 +195,9 @@ def _window(shape: AttentionShape) -> tuple[int, int]:
 
 
 VERSIONS = (
-    Version("FlashAttention 3", "flash_attn_interface", "flash_attn_with_kvcache", 1, True, _call_3),
-    Version("FlashAttention 2", "flash_attn", "flash_attn_varlen_func", 256, True, _call_2),
-    Version("torch's varlen_attn", "torch.nn.attention.varlen", "varlen_attn", 256, False, _call_torch),
+    Version("FlashAttention 3", "flash_attn_interface", "flash_attn_with_kvcache", 1, "page_table", True, _call_3),
+    Version("FlashAttention 2", "flash_attn", "flash_attn_varlen_func", 256, "block_table", True, _call_2),
+    Version("torch's varlen_attn", "torch.nn.attention.varlen", "varlen_attn", 256, "block_table", False, _call_torch),
 )
 """Best first."""
 
@@ -202,10 +207,10 @@ def _why_not_version(version: Version, shape: AttentionShape) -> str | None:
     if reason is not None:
         return reason
     try:
-        version.load()
+        function = version.load()
     except ModuleNotFoundError:
         return f"{version.title} is not installed"
     # An import that loads CUDA libraries can fail in any way.
     except Exception as error:
         return f"{version.title} cannot be loaded: {type(error).__name__}: {error}"
-    return None
+    return None if version.tables in inspect.signature(function).parameters else f"{version.title} has no block tables"

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from torch.nn.attention import varlen
 
 from model_runner.attention import AttentionBackend, AttentionShape, flashinfer
-from model_runner.attention.flash_attn import VERSIONS, FlashAttention
+from model_runner.attention.flash_attn import VERSIONS, FlashAttention, Version
 from model_runner.attention.flashinfer import FlashInferAttention, wants_tensor_cores
 from model_runner.attention.pages import num_shared_blocks, pages_of, prefix_pages
 from model_runner.batch import BatchEntry, StepBatch, pack_batch
 from model_runner.kv_scales import KvScales
 from tests.model_runner import flash_attn_doubles, gpu_doubles
 from tests.model_runner.attention_world import CPU, World, assert_near
+from tests.model_runner.gpu_doubles import recorded
 
 HALF = torch.float16
 SHAPE = AttentionShape(1, 4, 2, 64, 16, 1, HALF, CPU, query_dtype=HALF)
@@ -28,6 +31,14 @@ def batch_of(*entries: tuple[int, int, list[int]], block_size: int = 4) -> StepB
     """Of (first position, tokens, block table)."""
     packed = [BatchEntry([0] * count, first, table, True) for first, count, table in entries]
     return pack_batch(packed, block_size, CPU)
+
+
+FUNCTIONS: dict[str, Any] = {
+    "FlashAttention 3": recorded("flash_attn_interface", "flash_attn_with_kvcache"),
+    "FlashAttention 2": recorded("flash_attn", "flash_attn_varlen_func"),
+    "torch's varlen_attn": varlen.varlen_attn,
+}
+"""With the signatures that they have."""
 
 
 class TestPages:
@@ -175,6 +186,60 @@ class TestFlashAttention:
     )
     def test_which_version_reads_what(self, version: int, size: int, cap: float | None, reason: str | None) -> None:
         assert VERSIONS[version].why_not(replace(SHAPE, block_size=size, logits_soft_cap=cap)) == reason
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A GPU, and what stands for a version's function by its title; all others are not installed."""
+    functions: dict[str, Any] = {}
+
+    def load(version: Version) -> Any:
+        if version.title not in functions:
+            raise ModuleNotFoundError(version.module)
+        return functions[version.title]
+
+    monkeypatch.setattr(Version, "load", load)
+    monkeypatch.setattr(FlashAttention, "why_not_here", lambda device: None)
+    return functions
+
+
+class TestVersions:
+    @pytest.mark.parametrize(
+        ("there", "size", "taken"),
+        [
+            (["FlashAttention 3", "FlashAttention 2"], 256, "FlashAttention 3"),
+            (["FlashAttention 2", "torch's varlen_attn"], 256, "FlashAttention 2"),
+            (["torch's varlen_attn"], 256, "torch's varlen_attn"),
+            (["FlashAttention 3", "FlashAttention 2"], 16, "FlashAttention 3"),
+        ],
+    )
+    def test_the_best_that_reads_the_blocks(
+        self, installed: dict[str, Any], there: list[str], size: int, taken: str
+    ) -> None:
+        installed |= {title: FUNCTIONS[title] for title in there}
+        shape = replace(SHAPE, block_size=size)
+        assert FlashAttention.why_not(shape) is None
+        assert FlashAttention(shape)._version.title == taken
+
+    def test_small_blocks_are_why_not(self, installed: dict[str, Any]) -> None:
+        installed |= FUNCTIONS
+        del installed["FlashAttention 3"]
+        assert FlashAttention.why_not(SHAPE) == (
+            "FlashAttention 3 is not installed; FlashAttention 2 reads blocks of multiples of 256 tokens, not of 16; "
+            "torch's varlen_attn reads blocks of multiples of 256 tokens, not of 16"
+        )
+
+    def test_a_release_without_block_tables(self, installed: dict[str, Any]) -> None:
+        """torch had varlen_attn before it had block tables."""
+        installed["torch's varlen_attn"] = lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k: None
+        reason = FlashAttention.why_not(replace(SHAPE, block_size=256))
+        assert reason is not None
+        assert reason.endswith("; torch's varlen_attn has no block tables")
+
+    def test_the_doubles_have_the_parameter(self) -> None:
+        """Recorded from the packages; torch's is here."""
+        for version in VERSIONS:
+            assert version.tables in inspect.signature(FUNCTIONS[version.title]).parameters
 
 
 class TestWhyNot:
