@@ -1,6 +1,6 @@
 """Scales of K and V by what a model makes of real text: for caches of 8 bits whose checkpoint brings none.
 
-Random tokens would measure too little: keys grow largest where a model has something to attend to.
+Text, because steps that only warm up measure too little: see docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -43,28 +43,35 @@ def calibration_prompts(tokenizer: Tokenizer, most_tokens: int) -> list[list[int
 def calibrate(model: Decoder | NativeDecoder, prompts: Sequence[Sequence[int]], shape: AttentionShape) -> KvScales:
     """Scales by the largest key and value of each layer in the prompts.
 
-    shape: of the cache that will have them; the prompts are computed in a small one of the queries' type. Raises
-    ValueError where a layer's keys or values are no numbers.
+    shape: of the cache that will have them. Raises ValueError where a layer's keys or values are no numbers.
+    """
+    limit = torch.finfo(shape.kv_dtype).max / ROOM
+    keys, values = ([scale_for(each, limit) for each in row] for row in largest_of(model, prompts, shape).tolist())
+    return KvScales(tuple(keys), tuple(values))
+
+
+def largest_of(model: Decoder | NativeDecoder, prompts: Sequence[Sequence[int]], shape: AttentionShape) -> Tensor:
+    """The largest absolute key and value of each layer, float32 [2, num_layers].
+
+    The prompts are computed one by one in a small cache of the queries' type.
     """
     width = max(-(-len(prompt) // shape.block_size) for prompt in prompts)
     backend = _Watching(replace(shape, kv_dtype=shape.query_dtype, num_blocks=width + 1, scales=None))
     executor = TorchExecutor(model, backend, shape.block_size, shape.device)
     for prompt in prompts:
         executor.execute([BatchEntry(prompt, 0, range(1, width + 1), num_logits=1)], [])
-    largest = torch.finfo(shape.kv_dtype).max / ROOM
-    keys, values = ([scale_for(each, largest) for each in row] for row in backend.largest.tolist())
-    return KvScales(tuple(keys), tuple(values))
+    return backend.largest
 
 
-def scale_for(measured: float, largest: float) -> float:
-    """The smallest power of two by which `measured` is divided to `largest` or less; 1 for 0.
+def scale_for(measured: float, limit: float) -> float:
+    """The smallest power of two by which `measured` is divided to `limit` or less; 1 for 0.
 
     A power of two costs nothing in a number with an exponent, it divides and multiplies without rounding, and the last
     bits of a measurement don't change it. NaN and infinity stay what they are.
     """
     if measured == 0 or not math.isfinite(measured):
         return measured or 1.0
-    fraction, exponent = math.frexp(measured / largest)
+    fraction, exponent = math.frexp(measured / limit)
     return math.ldexp(1.0, exponent - (fraction == 0.5))
 
 

@@ -101,8 +101,8 @@ class ModelRunnerSettings(RunnerServerSettings):
     )
     kv_scales: KvScaling = Field(
         "auto",
-        description="Scales by which K and V in fp8_e4m3 are divided: the checkpoint's; calibrate: measured at start, on "
-        "a page of text; none; auto: the checkpoint's, else measured.",
+        description="Scales of K and V in fp8_e4m3: the checkpoint's; calibrate: measured at start on a page of text; "
+        "none; auto: the checkpoint's, else measured.",
     )
     attention_backend: str = Field(
         "auto",

@@ -35,7 +35,7 @@ from services.config import ModelRunnerSettings
 from services.cpus import usable_cpus
 from services.errors import StartupError
 from services.form_compiler import FormCompiler
-from services.kv_scaling import Scaling, scaling_for, wants_checkpoint_scales
+from services.kv_scaling import Scaling, is_scaled, scaling_for, wants_checkpoint_scales
 from services.model_cache import allocate_cache, free_of, smallest_shape
 
 log = structlog.get_logger()
@@ -138,7 +138,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         f"{backend.name} attention on {device}, {torch.get_num_threads()} threads",
         kernels=_describe_kernels(loaded),
         attention=choice.describe(),
-        kv_scales=scaling.describe(),
+        **({"kv_scales": scaling.describe()} if is_scaled(settings) else {}),
         deterministic="yes, in any batch" if variance is None else f"no: {variance}",
         speculation=_describe_speculation(settings),
         async_steps=_describe_async_steps(settings, device),
