@@ -104,9 +104,10 @@ class ModelRunnerSettings(RunnerServerSettings):
         description="Attention backend to try first: flashinfer, flash_attn, triton, cpu, cpu_torch or reference; "
         "auto: the device's fastest.",
     )
-    cuda_graphs: bool = Field(
-        False,
-        description="Captures decode steps once for each padded number of sequences, and replays them: on a GPU.",
+    cuda_graphs: bool | None = Field(
+        None,
+        description="Captures decode steps once for each padded number of sequences, and replays them.",
+        json_schema_extra={"shown_default": "on on a GPU whose attention backend can: flashinfer, triton"},
     )
     async_steps: AsyncSteps = Field(
         "auto",
