@@ -146,7 +146,7 @@ class Load:
 
 
 def drawn_load(seed: int, count: int = 14) -> Load:
-    """So many requests. In every second one some requests need their draws before the next step: none runs ahead beside them."""
+    """In every second one some requests need their draws before the next step: none runs ahead beside them."""
     rng = random.Random(seed)
     stems = [rng.choices(range(40), k=rng.choice([4, 8, 11])) for _ in range(3)]
     load = Load([])

@@ -7,7 +7,8 @@ same and so are the sums, so that logits must be the same bit by bit, and draws 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,21 +23,26 @@ from model_runner.attention.flashinfer import FlashInferAttention
 from model_runner.attention.nhd import GpuAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.triton import TritonAttention
+from model_runner.config import ModelConfig
 from model_runner.decode_graphs import DecodeGraphs
 from model_runner.device_copies import CudaLane
+from model_runner.device_memory import CudaDevice, measure
 from model_runner.executor import TorchExecutor
+from model_runner.largest_step import run_largest_step
 from model_runner.models.decoder import Decoder
-from model_runner.steps import InlineSteps, Launched, StepOrder, StepResult
+from model_runner.steps import InlineSteps, Launched, StepOrder, StepResult, Steps
 from model_runner.stream_steps import StreamSteps
 from tests.model_runner import gpu_doubles
 from tests.model_runner.fake_card import CARD, CPU, Card, CardTensor, why_not
 from tests.model_runner.step_modes import StepMode
-from tests.model_runner.test_async_steps import drawn_load, play
+from tests.model_runner.test_async_steps import Load, drawn_load, play
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 BLOCK_SIZE = 8
 NUM_BLOCKS = 14
+MAX_SEQUENCES = 6
+BATCHED_TOKENS = 24
 
 
 class Recorded:
@@ -134,23 +140,25 @@ def api_on(card: Card) -> SimpleNamespace:
 class Rig:
     """A small Llama with a backend, on a device."""
 
-    def __init__(self, name: str, dtype: torch.dtype, card: Card | None, graphs: bool) -> None:
+    def __init__(
+        self, name: str, dtype: torch.dtype, card: Card | None, graphs: bool, config: ModelConfig = TINY
+    ) -> None:
         device = CPU if card is None else CARD
         self.shape = AttentionShape(
-            TINY.num_layers,
-            TINY.num_heads,
-            TINY.num_kv_heads,
-            TINY.head_dim,
+            config.num_layers,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
             BLOCK_SIZE,
             NUM_BLOCKS,
             dtype,
             device,
             query_dtype=dtype,
         )
-        model = Decoder(TINY, RandomWeights(TINY, dtype, CPU), dtype, device)
+        model = Decoder(config, RandomWeights(config, dtype, CPU), dtype, device)
         backend = _backend(name, self.shape, card)
         capture = _played_again if card is None else card.capture
-        made = DecodeGraphs(model, backend, 6, NUM_BLOCKS, capture) if graphs else None
+        made = DecodeGraphs(model, backend, MAX_SEQUENCES, NUM_BLOCKS, capture) if graphs else None
         self.executor = TorchExecutor(model, backend, BLOCK_SIZE, device, made)
 
 
@@ -179,21 +187,26 @@ def card() -> Iterator[Card]:
         yield card
 
 
-def played(rig: Rig, card: Card, requests: int) -> list[_Recorded]:
+def recorded(rig: Rig, card: Card, requests: int) -> list[_Recorded]:
     """All steps of a drawn load."""
-    recorded = Recorded(StreamSteps(rig.executor, CudaLane(CARD)), card)
+    steps = Recorded(StreamSteps(rig.executor, CudaLane(CARD)), card)
+    played(rig, drawn_load(1, requests), steps)
+    assert not steps.found, steps.found[0]
+    return steps.all
+
+
+def played(rig: Rig, load: Load, steps: Steps) -> None:
+    """A load to its end; the blocks are too few for all at a time."""
     play(
-        drawn_load(1, requests),
+        load,
         StepMode.AHEAD,
-        steps=recorded,
+        steps=steps,
         executor=rig.executor,
         block_size=BLOCK_SIZE,
         num_blocks=NUM_BLOCKS,
-        max_sequences=6,
-        max_batched_tokens=24,
+        max_sequences=MAX_SEQUENCES,
+        max_batched_tokens=BATCHED_TOKENS,
     )
-    assert not recorded.found, recorded.found[0]
-    return recorded.all
 
 
 @torch.inference_mode()
@@ -232,7 +245,20 @@ CASES = [
 @pytest.mark.usefixtures("no_foresight")
 @pytest.mark.parametrize(("name", "dtype", "graphs"), CASES)
 def test_a_load(card: Card, name: str, dtype: torch.dtype, graphs: bool) -> None:
-    steps = played(Rig(name, dtype, card, graphs), card, 3 if name == "triton" else 6)
+    steps = recorded(Rig(name, dtype, card, graphs), card, 3 if name == "triton" else 6)
     assert any(step.order.draws is None for step in steps)
     assert any(step.before is not None and step.order.draws is not None for step in steps)
     assert_same_on_a_cpu(steps, Rig(name, dtype, None, graphs).executor)
+
+
+@pytest.mark.usefixtures("no_foresight")
+def test_no_step_takes_more_memory_than_the_largest(card: Card) -> None:
+    """Two steps in flight, nuclei, log-probabilities of answers and of prompts are within what start measures."""
+    rig = Rig("reference", torch.float32, card, False, replace(TINY, vocab_size=2048))
+    largest = partial(run_largest_step, rig.executor, CudaLane(CARD), BATCHED_TOKENS, MAX_SEQUENCES, BLOCK_SIZE)
+    memory = measure(CudaDevice(CARD), largest)
+    torch.cuda.reset_peak_memory_stats(CARD)
+    load = drawn_load(1)
+    assert any(request.prompt_logprobs is not None for _, request in load.requests)
+    played(rig, load, StreamSteps(rig.executor, CudaLane(CARD)))
+    assert card.most_bytes <= memory.most
