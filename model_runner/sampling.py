@@ -17,7 +17,7 @@ from model_runner.logit_edits import LogitEdits, apply_edits
 from model_runner.native import sampling as kernels
 from model_runner.request import PositionLogprobs
 from model_runner.sampling_cpu import logprobs_by_rows, sample_by_rows
-from model_runner.sampling_device import logprobs_at_once, sample_at_once
+from model_runner.sampling_device import Sampler, logprobs_at_once, sample_at_once
 from model_runner.sampling_rows import SamplingRows
 
 Edits = Sequence[LogitEdits | None]
@@ -49,10 +49,13 @@ def sample(
     return sample_by_rows(logits, rows) if logits.device.type == "cpu" else sample_at_once(logits, rows)
 
 
-def sample_ahead(logits: Tensor, rows: SamplingRows, source: Sequence[int]) -> Tensor:
-    """sample() without edits, of which the device does all while the host goes on: nothing is read on the way."""
+def sample_ahead(logits: Tensor, rows: SamplingRows, source: Sequence[int], sampler: Sampler | None = None) -> Tensor:
+    """sample() without edits, of which the device does all while the host goes on: nothing is read on the way.
+
+    sampler: draws for the rows that it takes.
+    """
     chosen = logits[to_device(torch.tensor(source, dtype=torch.int64), logits.device)]
-    return sample_at_once(chosen, rows, may_wait=False)
+    return sample_at_once(chosen, rows, may_wait=False, sampler=sampler)
 
 
 def logprobs(
