@@ -51,6 +51,7 @@ BlockHash = Literal["sha256", "xxh3"]
 Eviction = Literal["adaptive", "lru"]
 Scheduling = Literal["fcfs", "priority"]
 AsyncSteps = Literal["auto", "on", "off"]
+SamplingBackend = Literal["auto", "flashinfer", "torch"]
 
 
 class KvManagerSettings(ProcessSettings):
@@ -110,9 +111,15 @@ class ModelRunnerSettings(RunnerServerSettings):
         description="Attention backend to try first: flashinfer, flash_attn, triton, cpu, cpu_torch or reference; "
         "auto: the device's fastest.",
     )
-    cuda_graphs: bool = Field(
-        False,
-        description="Captures decode steps once for each padded number of sequences, and replays them: on a GPU.",
+    sampling_backend: SamplingBackend = Field(
+        "auto",
+        description="What draws on a GPU for requests with neither seed nor top_k: flashinfer, or torch as for all "
+        "others; auto: flashinfer, if it can be had.",
+    )
+    cuda_graphs: bool | None = Field(
+        None,
+        description="Captures decode steps once for each padded number of sequences, and replays them.",
+        json_schema_extra={"shown_default": "on on a GPU whose attention backend can: flashinfer, triton"},
     )
     async_steps: AsyncSteps = Field(
         "auto",

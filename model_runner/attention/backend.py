@@ -104,6 +104,10 @@ class AttentionBackend(ABC):
         """
         raise NotImplementedError(f"{self.name} reads what a graph would not see")
 
+    def gains_from_plan(self, tables: Sequence[Sequence[int]]) -> bool:
+        """Whether a step of one token for each of these block tables is worth a plan() that no graph can follow."""
+        return False
+
     @abstractmethod
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Writes the step's K/V by slot mapping, then attends.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model_runner.attention.backend import AttentionShape, lacks, name_of, stored
 from model_runner.attention.nhd import GpuAttention
-from model_runner.attention.pages import Pages, num_shared_blocks, pages_of, prefix_pages
+from model_runner.attention.pages import Pages, num_common_blocks, num_shared_blocks, pages_of, prefix_pages
 from model_runner.batch import StepBatch
 from model_runner.device_copies import CudaLane, Mark, to_device
 
@@ -27,6 +27,8 @@ GROUP_SIZES = (1, 2, 3, 4, 6, 8, 16)
 CASCADE_SEQUENCES = 4
 CASCADE_TOKENS = 512
 """From so many sequences and shared tokens on, a shared prefix is read once for all."""
+CASCADE_INSTEAD_OF_GRAPH = 8 << 30
+"""Bytes of K/V that need not be read, from which on it is worth launching a step's kernels one by one: milliseconds."""
 _LEAST_CAPABILITY = (7, 5)
 _BFLOAT16_CAPABILITY = (8, 0)
 
@@ -135,6 +137,13 @@ class FlashInferAttention(GpuAttention):
         pages = pages_of(batch, slice(None), self.shape.block_size)
         self._parts = [_Part(slice(None), self._plan_wrapper(replayed.wrapper, pages))]
         self._note_plan()
+
+    def gains_from_plan(self, tables: Sequence[Sequence[int]]) -> bool:
+        """Only plan() has a shared prefix read once for all: a gain when it is long or has many sequences."""
+        if self.shape.sliding_window is not None or len(tables) < CASCADE_SEQUENCES:
+            return False
+        saved = (len(tables) - 1) * num_common_blocks(tables) * self.cache_bytes // self.shape.num_blocks
+        return saved >= CASCADE_INSTEAD_OF_GRAPH
 
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         shape, append = self.shape, self._append

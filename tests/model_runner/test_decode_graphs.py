@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model_runner.attention import AttentionBackend, AttentionShape
+from model_runner.attention import AttentionBackend, AttentionShape, flashinfer
 from model_runner.attention.flashinfer import FlashInferAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.triton import Tiling, TritonAttention
@@ -232,6 +232,16 @@ class TestWhatGraphsTake:
     )
     def test_steps(self, entries: list[BatchEntry], taken: bool) -> None:
         assert Rig("flashinfer")._graphs.takes(entries) is taken
+
+    def test_no_step_that_gains_from_a_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rig = Rig("flashinfer")
+        entries = [BatchEntry([1], 40, [3, 7, 1, 11, 12, row], True) for row in range(13, 18)]
+        assert rig._graphs.takes(entries)
+        # Five blocks that five sequences share, of 2 (K, V) x 8 tokens x 2 heads x 64 dimensions x 2 bytes each.
+        monkeypatch.setattr(flashinfer, "CASCADE_INSTEAD_OF_GRAPH", 4 * 5 * 4096)
+        assert not rig._graphs.takes(entries)
+        monkeypatch.setattr(flashinfer, "CASCADE_INSTEAD_OF_GRAPH", 4 * 5 * 4096 + 1)
+        assert rig._graphs.takes(entries)
 
     @pytest.mark.parametrize(
         ("most", "sizes"),

@@ -14,7 +14,7 @@ from torch.nn.attention import varlen
 from model_runner.attention import AttentionBackend, AttentionShape, flashinfer
 from model_runner.attention.flash_attn import VERSIONS, FlashAttention, Version
 from model_runner.attention.flashinfer import FlashInferAttention, wants_tensor_cores
-from model_runner.attention.pages import num_shared_blocks, pages_of, prefix_pages
+from model_runner.attention.pages import num_common_blocks, num_shared_blocks, pages_of, prefix_pages
 from model_runner.batch import BatchEntry, StepBatch, pack_batch
 from model_runner.kv_scales import KvScales
 from tests.model_runner import flash_attn_doubles, gpu_doubles
@@ -87,6 +87,20 @@ class TestPages:
         assert num_shared_blocks(batch, slice(None), 4) == shared
 
 
+@pytest.mark.parametrize(
+    ("tables", "common"),
+    [
+        ([[1, 2, 3], [1, 2, 4]], 2),
+        ([[5, 1], [6, 1]], 0),
+        ([[3]], 1),
+        ([[1, 2, 9], [1, 2], [1, 2, 3]], 2),
+        ([[], [1]], 0),
+    ],
+)
+def test_blocks_that_tables_begin_with(tables: list[list[int]], common: int) -> None:
+    assert num_common_blocks(tables) == common
+
+
 def make_flashinfer(shape: AttentionShape) -> AttentionBackend:
     return FlashInferAttention(shape, gpu_doubles.flashinfer, workspace_bytes=16)
 
@@ -133,6 +147,25 @@ class TestFlashInfer:
         for sequence, rows in zip(world.sequences, outputs, strict=True):
             here = sequence.computed - 1
             assert_near(rows, sequence.expected(world.shape)[:, here : here + 1], TOLERANCE)
+
+    @pytest.mark.parametrize(
+        ("window", "sequences", "tokens", "gains"),
+        [
+            # Llama 3 8B's K/V in bfloat16 take 128 KiB a token: 8 GiB are 65,536 tokens that need not be read.
+            (None, 65, 1024, True),
+            (None, 65, 1008, False),
+            (None, 5, 16 * 1024, True),
+            (None, 3, 64 * 1024, False),
+            (4096, 65, 1024, False),
+        ],
+    )
+    def test_when_a_shared_prefix_is_worth_more_than_a_graph(
+        self, window: int | None, sequences: int, tokens: int, gains: bool
+    ) -> None:
+        shape = replace(SHAPE, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, sliding_window=window)
+        backend = make_flashinfer(replace(shape, num_blocks=2))
+        shared = list(range(1, 1 + tokens // 16))
+        assert backend.gains_from_plan([[*shared, 5000 + row] for row in range(sequences)]) is gains
 
     @pytest.mark.parametrize(("window", "sequences"), [(40, 4), (None, 3)])
     def test_when_a_shared_prefix_is_not(self, window: int | None, sequences: int) -> None:
