@@ -27,6 +27,9 @@ class Scaling:
         return self.source if self.scales is None else f"{self.source}{self.detail}: {self.scales.describe()}"
 
 
+UNSCALED = Scaling("none")
+
+
 def wants_checkpoint_scales(settings: ModelRunnerSettings) -> bool:
     """Whether to read those of the checkpoint. Raises StartupError for a choice without a cache of 8 bits."""
     if is_scaled(settings):
@@ -45,7 +48,7 @@ def is_scaled(settings: ModelRunnerSettings) -> bool:
 def scaling_for(settings: ModelRunnerSettings, loaded: LoadedModel, shape: AttentionShape) -> Scaling:
     """What --kv-scales says. shape: of the cache, without scales. Raises StartupError with one sentence."""
     if not is_scaled(settings) or settings.kv_scales == "none":
-        return Scaling("none")
+        return UNSCALED
     if loaded.kv_scales is not None:
         return Scaling("checkpoint", loaded.kv_scales)
     if settings.kv_scales == "checkpoint":

@@ -37,7 +37,7 @@ from services.cpus import usable_cpus
 from services.errors import StartupError
 from services.form_compiler import FormCompiler
 from services.graph_setup import prepared_executor
-from services.kv_scaling import Scaling, is_scaled, scaling_for, wants_checkpoint_scales
+from services.kv_scaling import UNSCALED, Scaling, is_scaled, scaling_for, wants_checkpoint_scales
 from services.model_cache import allocate_cache, free_of, smallest_shape
 
 log = structlog.get_logger()
@@ -48,12 +48,12 @@ class Setup:
     """A loaded model with its physical cache, and the limits that follow from both."""
 
     loaded: LoadedModel
-    scaling: Scaling
     backend: AttentionBackend
     executor: TorchExecutor
     memory: KvMemory
     options: EngineOptions
     limits: Limits
+    scaling: Scaling = UNSCALED
     sampler: Sampler | None = None
 
     @property
@@ -177,12 +177,12 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     )
     return Setup(
         loaded=loaded,
-        scaling=scaling,
         backend=backend,
         executor=prepared.executor,
         memory=memory,
         options=options,
         limits=Limits(config.vocab_size, longest, scheduling.slots),
+        scaling=scaling,
         sampler=drawing.sampler,
     )
 
