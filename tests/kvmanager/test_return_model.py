@@ -38,7 +38,8 @@ def naive_worth(odds: float, hazards: list[float]) -> list[float]:
         uses.append(uses[-1] + chance * rest * hazard)
         rest *= 1 - hazard
     return [
-        max((uses[end] - uses[age]) / (room[end] - room[age]) for end in range(age + 1, AGES + 1)) for age in range(AGES)
+        max((uses[end] - uses[age]) / (room[end] - room[age]) for end in range(age + 1, AGES + 1))
+        for age in range(AGES)
     ]
 
 
