@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,14 @@ from bench.gpu.place import FULL, LLAMA_3_8B, QUICK, TINY, Place
 from bench.gpu.plan import has_failed, run_all
 from bench.gpu.random_model import RandomWeights, random_model
 from bench.gpu.report import table
-from bench.gpu.serving import batch_of
+from bench.gpu.serving import batch_of, setup_of
+from bench.split import QUICK as SPLIT_QUICK
+from bench.split import Case, blocks_of, measure_with
 from model_runner.attention import AttentionBackend
 from model_runner.batch import BatchEntry, StepBatch, pack_batch
+from model_runner.stream_steps import StreamSteps
+from services.model_setup import Setup
+from tests.model_runner.test_device_copies import SlowLane
 
 CPU = torch.device("cpu")
 PLACE = Place(CPU, QUICK, 0.001)
@@ -204,6 +210,24 @@ def test_small_batches_go_through_more_layers_than_a_gpu_has_caches_for():
     for _ in range(7):
         call()
     assert seen == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_the_split_is_measured_with_steps_in_the_stream(monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU: each side launches a step before the one before it has landed."""
+    lanes: list[SlowLane] = []
+
+    def in_the_stream(setup: Setup) -> StreamSteps:
+        lanes.append(SlowLane())
+        return StreamSteps(setup.executor, lanes[-1])
+
+    monkeypatch.setattr(Setup, "steps", in_the_stream)
+    case, plan = Case("2", 2), SPLIT_QUICK
+    setup = setup_of(PLACE, random_model(TINY, torch.float32, CPU), "cpu_torch", blocks_of(case, plan), 2)
+    setup = replace(setup, options=replace(setup.options, async_steps=True))
+    figures = measure_with(setup, case, plan)
+    assert figures["ratio_2"] > 0
+    assert len(lanes) == 2
+    assert all(lane.given > 2 * plan.steps for lane in lanes)
 
 
 def planned(seconds: float, wrong: str = "", broken: str = "") -> tuple[list[str], dict]:
