@@ -136,6 +136,7 @@ class _Connection(asyncio.Protocol):
         self._stream: SessionStream | None = None
         self._is_full = False
         """Whether answers wait to be read."""
+        self._code = grpc.StatusCode.CANCELLED.name
         self._closing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -171,9 +172,10 @@ class _Connection(asyncio.Protocol):
         self._note_end()
         if self._closing is not None:
             self._closing.cancel()
-        if self._stream is not None:
-            self._end_stream(None)
-            self._observe(grpc.StatusCode.CANCELLED.name, time.perf_counter() - self._began)
+        self._end_stream(None)
+        # A runner that is gone says as much as one that has nothing more to say: its status then can't be written.
+        code = self._code if error is None else grpc.StatusCode.CANCELLED.name
+        self._observe(code, time.perf_counter() - self._began)
 
     def abort(self) -> None:
         """Ends the connection at once."""
@@ -211,7 +213,7 @@ class _Connection(asyncio.Protocol):
             return
         self._end_stream(error)
         status = _status(error)
-        self._observe(_code_name(status.code), time.perf_counter() - self._began)
+        self._code = _code_name(status.code)
         self._transport.write(frame(STATUS, status.SerializeToString()))
         self._transport.close()
         self._closing = self._loop.call_later(STATUS_SECONDS, self._transport.abort)

@@ -19,6 +19,7 @@ from services.errors import view_of_status
 from services.session.arrivals import Arrivals, LinkBroken
 from services.session.link import close_pool
 from services.session_frames import CONTRACT, GREETING, MESSAGE, STATUS, FrameFault, FrameReader, message_frame
+from services.short_slices import ask_for_short_slices
 
 _READ_BYTES: Final = 1 << 16
 _MAX_BYTES: Final = (1 << 31) - 1
@@ -59,6 +60,7 @@ class SocketLink:
         self._is_open = True
         self._unsent: deque[bytes] = deque()
         """What the system had no room for; while there is something, a thread is writing it."""
+        self._writer: threading.Thread | None = None
         threading.Thread(target=self._read, name="octavo-session", daemon=True).start()
 
     @property
@@ -74,7 +76,8 @@ class SocketLink:
                 data = data[self._send_now(data) :]
                 if not data:
                     return
-                threading.Thread(target=self._write, name="octavo-session-write", daemon=True).start()
+                self._writer = threading.Thread(target=self._write, name="octavo-session-write", daemon=True)
+                self._writer.start()
             self._unsent.append(data)
 
     def receive(self, seconds: float) -> pb.SessionResponse | None:
@@ -121,9 +124,14 @@ class SocketLink:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
-        broken = self._read_all()
-        self._arrivals.put(broken)
+        ask_for_short_slices()
+        self._arrivals.put(self._read_all())
         self.close()
+        # Nobody begins to write any more; only when nobody does may the number of the file be another's.
+        if self._writer is not None:
+            self._writer.join()
+        with self._lock:
+            self._socket.close()
 
     def _read_all(self) -> LinkBroken:
         """Takes what comes, until nothing more does; returns why."""
