@@ -228,7 +228,8 @@ def _request(kind: int, payload: bytes) -> pb.SessionRequest:
     """The message of a frame. Raises InvalidArgument for what is none."""
     if kind == MESSAGE:
         with suppress(DecodeError):
-            return pb.SessionRequest.FromString(payload)
+            request: pb.SessionRequest = pb.SessionRequest.FromString(payload)
+            return request
     raise _malformed()
 
 
@@ -251,7 +252,7 @@ def _failure(error: BaseException) -> RpcFailure | None:
 
 
 def _code_name(number: int) -> str:
-    return next(code.name for code in grpc.StatusCode if code.value[0] == number)
+    return next(str(code.name) for code in grpc.StatusCode if code.value[0] == number)
 
 
 def _identity(address: UnixAddress) -> tuple[int, int]:
