@@ -107,9 +107,10 @@ class ModelRunnerSettings(RunnerServerSettings):
         description="Attention backend to try first: flashinfer, flash_attn, triton, cpu, cpu_torch or reference; "
         "auto: the device's fastest.",
     )
-    cuda_graphs: bool = Field(
-        False,
-        description="Captures decode steps once for each padded number of sequences, and replays them: on a GPU.",
+    cuda_graphs: bool | None = Field(
+        None,
+        description="Captures decode steps once for each padded number of sequences, and replays them.",
+        json_schema_extra={"shown_default": "on on a GPU whose attention backend can: flashinfer, triton"},
     )
     async_steps: AsyncSteps = Field(
         "auto",
@@ -119,7 +120,7 @@ class ModelRunnerSettings(RunnerServerSettings):
         False, description="Ends the start when a request's tokens may depend on its batch; the CPU kernels' never do."
     )
     block_size: Annotated[WholeNumber, AfterValidator(check_block_size)] = Field(
-        16, description="Tokens in one block: 8, 16, 32, 64 or 128."
+        16, description="Tokens in one block: 8, 16, 32, 64, 128 or 256."
     )
     num_blocks: Annotated[int | None, BeforeValidator(parse_number), AfterValidator(check_num_blocks)] = Field(
         None,

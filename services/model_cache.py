@@ -15,6 +15,7 @@ from model_runner.loading import LoadedModel
 from model_runner.models.native import NativeDecoder
 from services.config import ModelRunnerSettings
 from services.errors import StartupError
+from services.graph_setup import graphs_of, why_no_graphs, why_not_captured
 
 _CPU_MEMORY = 1 << 30
 
@@ -79,7 +80,10 @@ def _num_blocks(settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMe
     if settings.num_blocks is not None:
         return settings.num_blocks
     if settings.kv_cache_memory is None and device.type == "cuda":
-        executor = TorchExecutor(loaded.model, backend, memory.block_size, device)
+        graphs = None
+        if why_no_graphs(settings, loaded.model, backend) is None:
+            graphs = graphs_of(settings, loaded.model, backend, loaded.config.max_position_embeddings)
+        executor = TorchExecutor(loaded.model, backend, memory.block_size, device, graphs)
         return blocks_left(settings, memory, measured_step(settings, executor, CudaDevice(device)))
     try:
         return memory.blocks_for_budget(settings.kv_cache_memory or _CPU_MEMORY)
@@ -88,10 +92,19 @@ def _num_blocks(settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMe
 
 
 def measured_step(settings: ModelRunnerSettings, executor: TorchExecutor, device: Device) -> StepMemory:
-    """What the largest step that the settings allow takes of a device. Raises StartupError where it does not fit."""
+    """What the largest step that the settings allow takes of a device, and its graphs, which stay.
+
+    Raises StartupError where it does not fit.
+    """
     tokens, sequences = settings.max_batched_tokens, settings.max_sequences
+
+    def work() -> None:
+        run_largest_step(executor, tokens, sequences, settings.block_size)
+        # What cannot be captured is spoken of when those that serve are.
+        why_not_captured(executor)
+
     try:
-        return measure(device, lambda: run_largest_step(executor, tokens, sequences, settings.block_size))
+        return measure(device, work)
     except torch.OutOfMemoryError:
         raise StartupError(
             f"A step of {tokens} tokens in {sequences} sequences does not fit beside the weights: "

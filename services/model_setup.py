@@ -16,7 +16,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from model_runner import native
 from model_runner.attention import AttentionBackend
 from model_runner.books import PoolFacts
-from model_runner.decode_graphs import DecodeGraphs
 from model_runner.device_copies import CudaLane
 from model_runner.engine_types import EngineOptions
 from model_runner.errors import ModelLoadError
@@ -35,6 +34,7 @@ from services.config import ModelRunnerSettings
 from services.cpus import usable_cpus
 from services.errors import StartupError
 from services.form_compiler import FormCompiler
+from services.graph_setup import prepared_executor
 from services.model_cache import allocate_cache, free_of
 
 log = structlog.get_logger()
@@ -126,6 +126,8 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     variance = why_not_deterministic(loaded.model, backend)
     if settings.deterministic and variance is not None:
         raise StartupError(f"--deterministic cannot be promised: {variance}.")
+    longest = min(config.max_position_embeddings, (num_blocks - 1) * settings.block_size)
+    prepared = prepared_executor(settings, loaded.model, backend, longest)
     _tell(
         settings,
         model=f"{loaded.name}, weights {loaded.weights_form}, activations {loaded.activations_dtype}, K/V {cache}, "
@@ -135,6 +137,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         deterministic="yes, in any batch" if variance is None else f"no: {variance}",
         speculation=_describe_speculation(settings),
         async_steps=_describe_async_steps(settings, device),
+        cuda_graphs=prepared.graphs,
         **memory.describe(num_blocks, config.num_heads),
     )
     scheduling = SchedulerLimits(
@@ -146,7 +149,6 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         speculative_tokens=settings.speculative_tokens,
         speculative_ngram=settings.speculative_ngram,
     )
-    longest = min(config.max_position_embeddings, (num_blocks - 1) * settings.block_size)
     fingerprint = f"{loaded.name}:{loaded.fingerprint}:{_dtype_name(kv_dtype)}"
     options = EngineOptions(
         facts=PoolFacts(num_blocks, settings.block_size, memory.bytes_per_block, fingerprint),
@@ -160,24 +162,11 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     return Setup(
         loaded=loaded,
         backend=backend,
-        executor=TorchExecutor(
-            loaded.model, backend, settings.block_size, device, _decode_graphs(settings, loaded.model, backend, longest)
-        ),
+        executor=prepared.executor,
         memory=memory,
         options=options,
         limits=Limits(config.vocab_size, longest, scheduling.slots),
     )
-
-
-def _decode_graphs(
-    settings: ModelRunnerSettings, model: Decoder | NativeDecoder, backend: AttentionBackend, longest: int
-) -> DecodeGraphs | None:
-    if not settings.cuda_graphs:
-        return None
-    device = backend.shape.device
-    if device.type != "cuda" or not backend.is_capturable or isinstance(model, NativeDecoder):
-        raise StartupError(f"--cuda-graphs cannot be had for {backend.name} attention on {device}.")
-    return DecodeGraphs(model, backend, settings.max_sequences, -(-longest // settings.block_size))
 
 
 def _set_threads(threads: int) -> None:

@@ -26,9 +26,7 @@ FLASHINFER = {
     "BatchPrefillWithPagedKVCacheWrapper.__init__": "BatchPrefillWithPagedKVCacheWrapper.__init__",
     "BatchPrefillWithPagedKVCacheWrapper.plan": "BatchPrefillWithPagedKVCacheWrapper.plan",
     "BatchPrefillWithPagedKVCacheWrapper.run": "BatchPrefillWithPagedKVCacheWrapper.run",
-    "MultiLevelCascadeAttentionWrapper.__init__": "MultiLevelCascadeAttentionWrapper.__init__",
-    "MultiLevelCascadeAttentionWrapper.plan": "MultiLevelCascadeAttentionWrapper.plan",
-    "MultiLevelCascadeAttentionWrapper.run": "MultiLevelCascadeAttentionWrapper.run",
+    "merge_state": "merge_state",
     "append_paged_kv_cache": "append_paged_kv_cache",
 }
 """What is called, and what of FlashInfer says how."""

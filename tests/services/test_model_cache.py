@@ -122,7 +122,10 @@ class TestWhatIsLeft:
 
 
 class Full:
-    """An executor on a device without room for any step."""
+    """An executor on a device without room for any step, or for its graphs alone."""
+
+    def capture_graphs(self) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
     def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
@@ -136,6 +139,11 @@ class TestTooLittleMemory:
             "A step of 8192 tokens in 256 sequences does not fit beside the weights: 17 GiB of 24 GiB are free; lower "
             "--max-batched-tokens or --max-sequences."
         )
+
+    def test_for_graphs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("services.model_cache.run_largest_step", lambda *_: None)
+        with pytest.raises(StartupError, match=r"^A step of 512 tokens in 64 sequences does not fit beside"):
+            measured_step(settings(), Full(), Gpu(0))
 
     def test_for_the_cache(self) -> None:
         def none_left(self: TorchCpuAttention, shape: AttentionShape) -> None:

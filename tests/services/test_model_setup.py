@@ -110,8 +110,13 @@ def test_an_unknown_backend_is_one_sentence() -> None:
 
 
 def test_graphs_need_a_gpu() -> None:
-    with pytest.raises(StartupError, match=r"^--cuda-graphs cannot be had for \w+ attention on cpu\.$"):
+    with pytest.raises(StartupError, match=r"^--cuda-graphs cannot be had: the device is cpu\.$"):
         set_up_model(settings(cuda_graphs=True))
+
+
+def test_a_start_says_whether_there_are_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_model(settings())
+    assert "cuda graphs: off: the device is cpu\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
