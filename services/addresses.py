@@ -12,6 +12,9 @@ MAX_UNIX_PATH_BYTES = 107
 SESSION_SUFFIX = ".session"
 """Behind the path of a KV manager's socket."""
 
+MAX_SESSION_PATH_BYTES = 103
+"""With it; what every system takes, macOS too."""
+
 _TCP = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:\s/\[\]]+):(?P<port>[0-9]{1,5})")
 
 
@@ -70,7 +73,7 @@ def session_address(text: str) -> UnixAddress | None:
     if not isinstance(address, UnixAddress):
         return None
     path = f"{address.path}{SESSION_SUFFIX}"
-    return UnixAddress(path) if len(path.encode()) <= MAX_UNIX_PATH_BYTES else None
+    return UnixAddress(path) if len(path.encode()) <= MAX_SESSION_PATH_BYTES else None
 
 
 def _unix_path(text: str) -> str:

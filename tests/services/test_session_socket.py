@@ -11,6 +11,7 @@ import pytest
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from kvmanager.manager import KvManager
+from services.addresses import UnixAddress, session_address
 from services.errors import StartupError
 from services.session_frames import GREETING, MESSAGE, FrameReader, frame, message_frame
 from services.session_socket import _Connection
@@ -21,6 +22,21 @@ from tests.services.session_script import opening, step
 from tests.services.test_session_stream import begin, eventually, occupancy
 
 MALFORMED = "a message of the session is not well-formed"
+
+
+@pytest.mark.parametrize(
+    ("address", "beside"),
+    [
+        ("unix:/run/octavo/kv.sock", "/run/octavo/kv.sock.session"),
+        ("unix:///run/kv", "/run/kv.session"),
+        ("unix:kv", "kv.session"),
+        ("unix:" + 95 * "x", 95 * "x" + ".session"),
+        ("unix:" + 96 * "x", None),
+        ("127.0.0.1:50052", None),
+    ],
+)
+def test_its_path(address: str, beside: str | None) -> None:
+    assert session_address(address) == (None if beside is None else UnixAddress(beside))
 
 
 def test_it_is_its_owners_alone_and_gone_after_a_stop(tmp_path: Path) -> None:
