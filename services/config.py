@@ -50,6 +50,7 @@ BlockHash = Literal["sha256", "xxh3"]
 Eviction = Literal["adaptive", "lru"]
 Scheduling = Literal["fcfs", "priority"]
 AsyncSteps = Literal["auto", "on", "off"]
+SamplingBackend = Literal["auto", "flashinfer", "torch"]
 
 
 class KvManagerSettings(ProcessSettings):
@@ -106,6 +107,11 @@ class ModelRunnerSettings(RunnerServerSettings):
         min_length=1,
         description="Attention backend to try first: flashinfer, flash_attn, triton, cpu, cpu_torch or reference; "
         "auto: the device's fastest.",
+    )
+    sampling_backend: SamplingBackend = Field(
+        "auto",
+        description="What draws on a GPU for requests with neither seed nor top_k: flashinfer, or torch as for all "
+        "others; auto: flashinfer, if it can be had.",
     )
     cuda_graphs: bool | None = Field(
         None,

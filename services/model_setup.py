@@ -24,6 +24,8 @@ from model_runner.kv_memory import KvMemory, describe_bytes
 from model_runner.loading import KV_DTYPES, LoadedModel, demo_model_path, load_model
 from model_runner.models.decoder import Decoder
 from model_runner.models.native import NativeDecoder
+from model_runner.sampling_choice import SamplerChoice, choose_sampler
+from model_runner.sampling_device import Sampler
 from model_runner.scheduler import SchedulerLimits
 from model_runner.steps import InlineSteps, Steps, WorkerSteps
 from model_runner.stream_steps import StreamSteps
@@ -50,6 +52,7 @@ class Setup:
     memory: KvMemory
     options: EngineOptions
     limits: Limits
+    sampler: Sampler | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -60,7 +63,9 @@ class Setup:
         device = self.backend.shape.device
         if not self.options.async_steps:
             return InlineSteps(self.executor)
-        return StreamSteps(self.executor, CudaLane(device)) if device.type == "cuda" else WorkerSteps(self.executor)
+        if device.type == "cuda":
+            return StreamSteps(self.executor, CudaLane(device), self.sampler)
+        return WorkerSteps(self.executor)
 
     def form_compiler(self) -> FormCompiler:
         """What makes constraints of structured_output."""
@@ -118,6 +123,7 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
 def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torch.device) -> Setup:
     config = loaded.config
     kv_dtype = KV_DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
+    drawing = _choose_sampler(settings, device, config.vocab_size)
     memory = KvMemory(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype.itemsize, settings.block_size)
     choice = allocate_cache(settings, loaded, memory, kv_dtype, device)
     backend = choice.backend
@@ -138,6 +144,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         speculation=_describe_speculation(settings),
         async_steps=_describe_async_steps(settings, device),
         cuda_graphs=prepared.graphs,
+        sampling=drawing.line,
         **memory.describe(num_blocks, config.num_heads),
     )
     scheduling = SchedulerLimits(
@@ -166,6 +173,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         memory=memory,
         options=options,
         limits=Limits(config.vocab_size, longest, scheduling.slots),
+        sampler=drawing.sampler,
     )
 
 
@@ -174,6 +182,16 @@ def _set_threads(threads: int) -> None:
     kernels = native.library()
     if kernels is not None:
         kernels.set_threads(threads)
+
+
+def _choose_sampler(settings: ModelRunnerSettings, device: torch.device, vocabulary: int) -> SamplerChoice:
+    """Draws in the stream can be somebody else's; those that the engine waits for are ours."""
+    name, is_cuda = settings.sampling_backend, device.type == "cuda"
+    if name == "torch" or (name == "auto" and not is_cuda):
+        return SamplerChoice(None, "octavo's own")
+    if is_cuda and not _are_async(settings, device):
+        return SamplerChoice(None, "octavo's own (not flashinfer: steps are not planned ahead)")
+    return choose_sampler(device, vocabulary)
 
 
 def _are_async(settings: ModelRunnerSettings, device: torch.device) -> bool:

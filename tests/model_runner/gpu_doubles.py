@@ -301,9 +301,41 @@ def _append(
             cache[pages[position // page_size], position % page_size] = new[row]
 
 
+@checked("flashinfer", "sampling_from_probs")
+def _sample(probs: Tensor, *, seed: int, offset: int) -> Tensor:
+    """Each row's number u is of (0, 1], and made of seed, offset and the row's place. The token is the first whose
+    probability is above 0 and brings the sum above u; the last of those above 0 where float32 adds up to less."""
+    assert probs.dtype == torch.float32
+    assert probs.is_contiguous()
+    assert probs.isfinite().all()
+    assert 0 <= seed < 2**63
+    numbers = torch.rand(len(probs), generator=torch.Generator().manual_seed(seed + offset), dtype=torch.float64)
+    reached = probs.double().cumsum(dim=1) > 1 - numbers.unsqueeze(1)
+    last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)
+    return torch.where(reached.any(dim=1), reached.int().argmax(dim=1), last).int()
+
+
+@checked("flashinfer", "top_p_renorm_probs")
+def _top_p_renorm(probs: Tensor, top_p: Tensor) -> Tensor:
+    """Keeps all that are as likely as the token at which the likeliest ones add up to the share top_p, or likelier."""
+    assert probs.dtype == top_p.dtype == torch.float32
+    assert top_p.shape == probs.shape[:1]
+    assert probs.is_contiguous()
+    assert ((top_p > 0) & (top_p <= 1)).all()
+    likeliest = probs.sort(dim=1, descending=True).values
+    reached = likeliest.cumsum(dim=1) >= top_p.unsqueeze(1) * probs.sum(dim=1, keepdim=True)
+    # float32 may add up to less than the share: then it keeps all.
+    reached[:, -1] = True
+    threshold = likeliest.gather(1, reached.int().argmax(dim=1, keepdim=True))
+    kept = probs * (probs >= threshold)
+    return kept / kept.sum(dim=1, keepdim=True)
+
+
 flashinfer = SimpleNamespace(
     BatchDecodeWithPagedKVCacheWrapper=_Decode,
     BatchPrefillWithPagedKVCacheWrapper=_Prefill,
     merge_state=_merge_state,
     append_paged_kv_cache=_append,
+    sampling_from_probs=_sample,
+    top_p_renorm_probs=_top_p_renorm,
 )

@@ -28,6 +28,8 @@ FLASHINFER = {
     "BatchPrefillWithPagedKVCacheWrapper.run": "BatchPrefillWithPagedKVCacheWrapper.run",
     "merge_state": "merge_state",
     "append_paged_kv_cache": "append_paged_kv_cache",
+    "sampling_from_probs": "sampling_from_probs",
+    "top_p_renorm_probs": "top_p_renorm_probs",
 }
 """What is called, and what of FlashInfer says how."""
 

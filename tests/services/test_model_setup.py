@@ -6,11 +6,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
+from model_runner.sampling_choice import SamplerChoice
 from model_runner.steps import InlineSteps, WorkerSteps
 from services.config import ModelRunnerSettings
 from services.errors import StartupError
-from services.model_setup import set_up_model
+from services.model_setup import _choose_sampler, set_up_model
 from tests.model_runner.native_support import INSTRUCTION_SETS
 
 needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS, reason="the CPU kernels are not built")
@@ -112,6 +114,34 @@ def test_an_unknown_backend_is_one_sentence() -> None:
 def test_graphs_need_a_gpu() -> None:
     with pytest.raises(StartupError, match=r"^--cuda-graphs cannot be had: the device is cpu\.$"):
         set_up_model(settings(cuda_graphs=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("auto", "octavo's own"),
+        ("torch", "octavo's own"),
+        ("flashinfer", "octavo's own (not flashinfer: the device is cpu, and it needs CUDA)"),
+    ],
+)
+def test_a_start_says_what_draws(given: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set_up_model(settings(sampling_backend=given)).sampler is None
+    assert f"sampling: {line}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({}, "tried"),
+        ({"sampling_backend": "flashinfer"}, "tried"),
+        ({"sampling_backend": "torch"}, "octavo's own"),
+        ({"async_steps": "off"}, "octavo's own (not flashinfer: steps are not planned ahead)"),
+        ({"speculative_tokens": 3}, "octavo's own (not flashinfer: steps are not planned ahead)"),
+    ],
+)
+def test_what_draws_on_a_gpu(given: dict[str, Any], line: str) -> None:
+    with mock.patch("services.model_setup.choose_sampler", return_value=SamplerChoice(None, "tried")):
+        assert _choose_sampler(settings(**given), torch.device("cuda"), 50).line == line
 
 
 def test_a_start_says_whether_there_are_graphs(capsys: pytest.CaptureFixture[str]) -> None:
