@@ -132,6 +132,12 @@ class SocketStream:
         """Bytes that may be no frame."""
         self._socket.sendall(data)
 
+    def fill(self, data: bytes) -> None:
+        """Says the same again and again, until the other end has taken nothing for a while."""
+        with suppress(OSError):
+            while select.select([], [self._socket], [], 0.2)[1]:
+                self._socket.sendall(data)
+
     def say(self, message: pb.SessionRequest) -> pb.SessionResponse:
         self.tell(message)
         return self._next_message()

@@ -80,6 +80,14 @@ def test_one_that_was_left_behind_is_replaced_and_one_that_is_served_is_not(tmp_
     assert not path.exists()
 
 
+def test_a_socket_that_another_has_made_in_its_place_stays(tmp_path: Path) -> None:
+    path = tmp_path / "kv.sock.session"
+    with socket.socket(socket.AF_UNIX) as other, running_kv_manager(kv_settings(tmp_path)):
+        path.unlink()
+        other.bind(str(path))
+    assert path.exists()
+
+
 def test_a_process_that_cannot_start_leaves_none_behind(tmp_path: Path) -> None:
     with (
         running_kv_manager(kv_settings(tmp_path, kv_address="127.0.0.1:0")) as first,
@@ -159,6 +167,18 @@ def test_streams_are_counted_by_their_status_like_calls(tmp_path: Path) -> None:
         assert samples["octavo_kv_sessions_ended_total", (("cause", "taken"),)] == 1
 
 
+def test_who_does_not_read_why_it_ends_is_let_go(tmp_path: Path) -> None:
+    """It has said more than is answered, is not read any more, and so falls silent."""
+    with running_kv_manager(kv_settings(tmp_path, session_silence_seconds=0.5)) as running:
+        stream, epoch = begin(dial_by("socket", running.address), "p")
+        assert isinstance(stream, SocketStream)
+        stream.fill(message_frame(step(epoch, 1 << 40)))
+        assert running.session_socket is not None
+        assert eventually(lambda: not running.session_socket._connections)
+        assert running.sessions.ended["silence"] == 1
+        stream.lose()
+
+
 class Wire(asyncio.Transport):
     """A transport that keeps what is written."""
 
@@ -188,6 +208,14 @@ class Wire(asyncio.Transport):
         pass
 
 
+def connected(name: str, log: list[str], streams: SessionStreams) -> _Connection:
+    """A connection whose pool is open."""
+    connection = _Connection(set(), lambda: None, streams, 1 << 20, lambda code, seconds: None)
+    connection.connection_made(Wire(name, log))
+    connection.data_received(message_frame(opening(name, name)))
+    return connection
+
+
 def test_of_messages_that_come_at_once_one_is_handled_in_each_turn() -> None:
     log: list[str] = []
 
@@ -195,9 +223,7 @@ def test_of_messages_that_come_at_once_one_is_handled_in_each_turn() -> None:
         manager = KvManager("boot")
         streams = SessionStreams(manager)
         for name in "ab":
-            connection = _Connection(set(), lambda: None, streams, 1 << 20, lambda code, seconds: None)
-            connection.connection_made(Wire(name, log))
-            connection.data_received(message_frame(opening(name, name)))
+            connection = connected(name, log, streams)
             steps = [step(manager.epoch(name), number) for number in (1, 2, 3)]
             connection.data_received(b"".join(map(message_frame, steps)))
         for _ in range(3):
@@ -208,3 +234,20 @@ def test_of_messages_that_come_at_once_one_is_handled_in_each_turn() -> None:
         *("a", "a reads", "a1", "a pauses", "b", "b reads", "b1", "b pauses"),
         *("a2", "a pauses", "b2", "b pauses", "a3", "a reads", "b3", "b reads"),
     ]
+
+
+def test_while_answers_are_not_read_nothing_is_read_and_nothing_answered() -> None:
+    log: list[str] = []
+
+    async def work() -> None:
+        manager = KvManager("boot")
+        connection = connected("a", log, SessionStreams(manager))
+        connection.pause_writing()
+        connection.data_received(message_frame(step(manager.epoch("a"), 1)))
+        await asyncio.sleep(0)
+        log.append("are read")
+        connection.resume_writing()
+        await asyncio.sleep(0)
+
+    asyncio.run(work())
+    assert log == ["a", "a reads", "a pauses", "are read", "a1", "a reads"]
