@@ -22,6 +22,9 @@ from model_runner.sampling_rows import SamplingRows
 
 Edits = Sequence[LogitEdits | None]
 
+_ROWS_AT_ONCE = 64
+"""Of which log-probabilities are told; a row takes ten times its own memory meanwhile, and a prompt has many."""
+
 
 def sample(
     logits: Tensor, rows: SamplingRows, edits: Edits | None = None, source: Sequence[int] | None = None
@@ -79,7 +82,11 @@ def logprobs(
 def _positions(logits: Tensor, places: Tensor, token_ids: Tensor, counts: Sequence[int]) -> list[PositionLogprobs]:
     """Log-probabilities of tokens [R] and their counts [R] likeliest, in the rows `places` [R] of logits."""
     if logits.device.type != "cpu":
-        return logprobs_at_once(logits[places.to(logits.device)], token_ids, counts)
+        answers: list[PositionLogprobs] = []
+        for first in range(0, len(counts), _ROWS_AT_ONCE):
+            part = slice(first, first + _ROWS_AT_ONCE)
+            answers += logprobs_at_once(logits[places[part].to(logits.device)], token_ids[part], counts[part])
+        return answers
     if native.library() is not None:
         return kernels.logprobs(logits, places, token_ids, counts)
     return logprobs_by_rows(logits[places], token_ids, counts)

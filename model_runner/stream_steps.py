@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_runner.device_copies import Download, Downloads, Lane, Uploads
+from model_runner.device_copies import Download, Downloads, Lane, Uploads, to_device
 from model_runner.draws import Drawn, Draws
 from model_runner.executor import TorchExecutor, current
 from model_runner.sampling import sample_ahead
@@ -47,9 +47,9 @@ class StreamSteps:
         counts = [draws.top_n[number] or 0 for number in asked]
         fetched = [tokens]
         if asked:
-            (rows, numbers) = self._uploads.send(
-                [torch.tensor([draws.source[number] for number in asked]), torch.tensor(asked)]
-            )
+            # Not by the buffers in turn: the next step would wait for this copy, and so for all of this step before it.
+            rows = to_device(torch.tensor([draws.source[number] for number in asked]), logits.device)
+            numbers = to_device(torch.tensor(asked), logits.device)
             measured = measure(logits[rows], tokens[numbers].clamp(min=0), max(counts))
             fetched += measured.tensors
         return _StreamStep(logits, tokens, _Fetched(self._downloads.fetch(fetched), asked, counts))

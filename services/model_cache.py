@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from model_runner.attention import AttentionBackend, AttentionShape, Choice, choose, order_of
+from model_runner.device_copies import CudaLane
 from model_runner.device_memory import CudaDevice, Device, StepMemory, measure
 from model_runner.executor import TorchExecutor
 from model_runner.kv_memory import KvMemory, describe_bytes
@@ -99,7 +100,7 @@ def measured_step(settings: ModelRunnerSettings, executor: TorchExecutor, device
     tokens, sequences = settings.max_batched_tokens, settings.max_sequences
 
     def work() -> None:
-        run_largest_step(executor, tokens, sequences, settings.block_size)
+        run_largest_step(executor, CudaLane(executor.device), tokens, sequences, settings.block_size)
         # What cannot be captured is spoken of when those that serve are.
         why_not_captured(executor)
 
