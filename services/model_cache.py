@@ -22,13 +22,13 @@ _CPU_MEMORY = 1 << 30
 
 
 def allocate_cache(
-    settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMemory, kv_dtype: torch.dtype, device: torch.device
+    settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMemory, shape: AttentionShape
 ) -> Choice:
     """Chooses the backend with a cache of two blocks, counts what there is room for, and allocates that.
 
-    Raises StartupError with one sentence.
+    shape: of the smaller cache. Raises StartupError with one sentence.
     """
-    shape = _shape(loaded, memory, kv_dtype, device)
+    device = shape.device
     try:
         choice = choose(order_of(settings.attention_backend, device), shape)
     except ValueError as error:
@@ -58,7 +58,10 @@ def free_of(device: torch.device) -> str:
     return f", where {describe_bytes(memory.free())} of {describe_bytes(memory.total())} are free"
 
 
-def _shape(loaded: LoadedModel, memory: KvMemory, kv_dtype: torch.dtype, device: torch.device) -> AttentionShape:
+def smallest_shape(
+    loaded: LoadedModel, memory: KvMemory, kv_dtype: torch.dtype, device: torch.device
+) -> AttentionShape:
+    """Of a cache of two blocks without scales."""
     config = loaded.config
     return AttentionShape(
         num_layers=config.num_layers,

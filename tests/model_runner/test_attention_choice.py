@@ -24,6 +24,7 @@ from model_runner.attention.nhd import GpuAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.trial import why_broken
 from model_runner.attention.triton import TritonAttention
+from model_runner.kv_scales import KvScales
 from tests.model_runner import gpu_doubles
 from tests.model_runner.attention_world import CPU
 
@@ -161,6 +162,14 @@ class TestTrial:
     @pytest.mark.parametrize(("make", "reason"), [(Wrong, "off by"), (NotANumber, "off by nan"), (Unwritten, "off by")])
     def test_wrong_results(self, make: type[Kernels], reason: str) -> None:
         assert reason in (why_broken(make, SHAPE) or "")
+
+    @pytest.mark.parametrize("scale", [1e-6, 1e6])
+    def test_scales_of_a_model_hide_nothing(self, scale: float) -> None:
+        """By these the numbers of a trial would all become the largest, or all 0."""
+        scales = KvScales((scale, scale), (scale, scale))
+        shape = replace(SHAPE, kv_dtype=torch.float8_e4m3fn, scales=scales)
+        assert [why_broken(make, shape) for make in (Kernels, flashinfer_double)] == [None, None]
+        assert "off by" in (why_broken(Wrong, shape) or "")
 
     @pytest.mark.parametrize("group", range(1, 9))
     def test_every_group(self, group: int) -> None:
