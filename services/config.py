@@ -43,6 +43,7 @@ MAX_SPECULATIVE_TOKENS = 64
 MAX_SPECULATIVE_NGRAM = 16
 
 KvDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"]
+KvScaling = Literal["auto", "checkpoint", "calibrate", "none"]
 WeightsDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 ActivationsDtype = Literal["auto", "float32", "int8"]
 PrefixIndex = Literal["hash", "radix", "none"]
@@ -100,7 +101,12 @@ class ModelRunnerSettings(RunnerServerSettings):
         description="Type of what weights in 8 or 4 bits are multiplied with; auto: float32; int8: rounded, faster.",
     )
     kv_dtype: KvDtype = Field(
-        "auto", description="Type of K and V in the cache; auto: as the weights. fp8_e4m3 has no scales: it rounds."
+        "auto", description="Type of K and V in the cache; auto: as the weights. fp8_e4m3 rounds, after --kv-scales."
+    )
+    kv_scales: KvScaling = Field(
+        "auto",
+        description="Scales of K and V in fp8_e4m3: the checkpoint's; calibrate: measured at start on a page of text; "
+        "none; auto: the checkpoint's, else measured.",
     )
     attention_backend: str = Field(
         "auto",

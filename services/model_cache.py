@@ -22,13 +22,13 @@ _CPU_MEMORY = 1 << 30
 
 
 def allocate_cache(
-    settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMemory, kv_dtype: torch.dtype, device: torch.device
+    settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMemory, shape: AttentionShape
 ) -> Choice:
     """Chooses the backend with a cache of two blocks, counts what there is room for, and allocates that.
 
-    Raises StartupError with one sentence.
+    shape: of the smaller cache. Raises StartupError with one sentence.
     """
-    shape = _shape(loaded, memory, kv_dtype, device)
+    device = shape.device
     try:
         choice = choose(order_of(settings.attention_backend, device), shape)
     except ValueError as error:
@@ -36,11 +36,11 @@ def allocate_cache(
     except torch.OutOfMemoryError:
         raise StartupError(f"No memory for attention beside the weights{free_of(device)}.") from None
     num_blocks = _num_blocks(settings, loaded, memory, choice.backend)
-    kind, refused = type(choice.backend), choice.refused
+    kind, refused, behind = type(choice.backend), choice.refused, choice.behind
     # What it has of the device goes before the cache comes.
     del choice
     try:
-        return Choice(kind(replace(shape, num_blocks=num_blocks)), refused)
+        return Choice(kind(replace(shape, num_blocks=num_blocks)), refused, behind)
     except RuntimeError:
         # What torch says when it gets no memory.
         wanted = describe_bytes(num_blocks * memory.bytes_per_block)
@@ -58,7 +58,10 @@ def free_of(device: torch.device) -> str:
     return f", where {describe_bytes(memory.free())} of {describe_bytes(memory.total())} are free"
 
 
-def _shape(loaded: LoadedModel, memory: KvMemory, kv_dtype: torch.dtype, device: torch.device) -> AttentionShape:
+def smallest_shape(
+    loaded: LoadedModel, memory: KvMemory, kv_dtype: torch.dtype, device: torch.device
+) -> AttentionShape:
+    """Of a cache of two blocks without scales."""
     config = loaded.config
     return AttentionShape(
         num_layers=config.num_layers,

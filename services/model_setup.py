@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 import torch
@@ -37,7 +37,8 @@ from services.cpus import usable_cpus
 from services.errors import StartupError
 from services.form_compiler import FormCompiler
 from services.graph_setup import prepared_executor
-from services.model_cache import allocate_cache, free_of
+from services.kv_scaling import UNSCALED, Scaling, is_scaled, scaling_for, wants_checkpoint_scales
+from services.model_cache import allocate_cache, free_of, smallest_shape
 
 log = structlog.get_logger()
 
@@ -52,6 +53,7 @@ class Setup:
     memory: KvMemory
     options: EngineOptions
     limits: Limits
+    scaling: Scaling = UNSCALED
     sampler: Sampler | None = None
 
     @property
@@ -83,6 +85,7 @@ class Setup:
             has_chat_template=self.tokenizer.chat_template is not None,
             weights_dtype=self.loaded.weights_form,
             kv_dtype=_dtype_name(self.backend.shape.kv_dtype),
+            kv_scales=self.scaling.source,
             attention_backend=self.backend.name,
             block_size=facts.block_size,
             num_blocks=facts.num_blocks,
@@ -100,7 +103,7 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
 
     Raises StartupError with one sentence.
     """
-    device = _device(settings.device)
+    device, with_kv_scales = _device(settings.device), wants_checkpoint_scales(settings)
     _set_threads(settings.num_threads or usable_cpus())
     try:
         with _progress(settings, is_stopped) as on_progress:
@@ -110,6 +113,7 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
                 activations_dtype=settings.activations_dtype,
                 device=device,
                 name=settings.model_name,
+                with_kv_scales=with_kv_scales,
                 on_progress=on_progress,
             )
     except ModelLoadError as error:
@@ -125,7 +129,9 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     kv_dtype = KV_DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
     drawing = _choose_sampler(settings, device, config.vocab_size)
     memory = KvMemory(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype.itemsize, settings.block_size)
-    choice = allocate_cache(settings, loaded, memory, kv_dtype, device)
+    shape = smallest_shape(loaded, memory, kv_dtype, device)
+    scaling = scaling_for(settings, loaded, shape)
+    choice = allocate_cache(settings, loaded, memory, replace(shape, scales=scaling.scales))
     backend = choice.backend
     num_blocks = backend.shape.num_blocks
     cache = _dtype_name(kv_dtype)
@@ -140,6 +146,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         f"{backend.name} attention on {device}, {torch.get_num_threads()} threads",
         kernels=_describe_kernels(loaded),
         attention=choice.describe(),
+        **({"kv_scales": scaling.describe()} if is_scaled(settings) else {}),
         deterministic="yes, in any batch" if variance is None else f"no: {variance}",
         speculation=_describe_speculation(settings),
         async_steps=_describe_async_steps(settings, device),
@@ -157,6 +164,8 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         speculative_ngram=settings.speculative_ngram,
     )
     fingerprint = f"{loaded.name}:{loaded.fingerprint}:{_dtype_name(kv_dtype)}"
+    if scaling.scales is not None:
+        fingerprint += f":{scaling.scales.name}"
     options = EngineOptions(
         facts=PoolFacts(num_blocks, settings.block_size, memory.bytes_per_block, fingerprint),
         limits=scheduling,
@@ -173,6 +182,7 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         memory=memory,
         options=options,
         limits=Limits(config.vocab_size, longest, scheduling.slots),
+        scaling=scaling,
         sampler=drawing.sampler,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from unittest import mock
 
@@ -92,18 +93,26 @@ def test_plain_torch_cannot_start_deterministic() -> None:
 def test_a_backend_that_cannot_be_had_is_replaced_and_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     setup = set_up_model(settings(attention_backend=name))
     assert setup.describe("p").attention_backend == "cpu"
-    assert f"attention: cpu (not {name}: the device is cpu, and it needs CUDA)\n" in capsys.readouterr().err
+    assert (
+        f"attention: cpu (not {name}: the device is cpu, and it needs CUDA; before cpu_torch, reference)\n"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_cache_of_8_bits(capsys: pytest.CaptureFixture[str]) -> None:
     setup = set_up_model(settings(kv_dtype="fp8_e4m3"))
     described = setup.describe("p")
     assert (described.kv_dtype, described.attention_backend) == ("float8_e4m3fn", "cpu_torch")
+    assert described.kv_scales == "calibrated"
     # 2 (K, V) x 30 layers x 3 KV heads x 64 dimensions x 1 byte
     assert described.kv_bytes_per_token == 11_520
+    log = capsys.readouterr().err
+    assert re.search(
+        r"^kv scales: calibrated on \d{3,4} tokens: K 0\.0625 to 0\.125, V 0\.003906 to 0\.125$", log, re.M
+    )
     if INSTRUCTION_SETS:
         reason = "not cpu: the CPU kernels know no K/V in float8_e4m3fn"
-        assert f"attention: cpu_torch ({reason})\n" in capsys.readouterr().err
+        assert f"attention: cpu_torch ({reason}; before reference)\n" in log
 
 
 def test_an_unknown_backend_is_one_sentence() -> None:
