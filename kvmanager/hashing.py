@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
+from itertools import accumulate, pairwise
 from typing import Final, Protocol
 
 import cbor2
@@ -42,6 +43,10 @@ _ENCODED_STEP: Final = 1 << 12
 
 _FEW_TOKENS: Final = 64
 """Fewer are encoded one by one."""
+_CHUNK_BLOCKS: Final = 512
+"""Blocks whose tokens are encoded at once, so that all of it stays in the processor's caches."""
+_MOST_OTHERS: Final = 6
+"""So are all where more than one in so many takes other than three bytes."""
 _TWO_BYTES: Final = b"\x19"
 _FOUR_BYTES: Final = b"\x1a"
 """What stands before an integer of so many bytes."""
@@ -160,11 +165,22 @@ class HashChain:
             body = _encode_tokens(self.token_ids[first * size : num_blocks * size])
             names.append(new_hash(join((before, parent, between, body, self.keys(first)))).digest())
             return
-        later_keys = None if self._spans else self._later_keys
-        for place, body in enumerate(_encode_blocks(self.token_ids[first * size : num_blocks * size], size)):
-            keys = self.keys(first + place) if later_keys is None or first + place == 0 else later_keys
-            parent = new_hash(join((before, parent, between, body, keys))).digest()
-            names.append(parent)
+        for start in range(first, num_blocks, _CHUNK_BLOCKS):
+            for body in self._bodies(start, min(start + _CHUNK_BLOCKS, num_blocks), between):
+                parent = new_hash(before + parent + body).digest()
+                names.append(parent)
+
+    def _bodies(self, first: int, last: int, between: bytes) -> list[bytes]:
+        """What is hashed of the blocks first..last-1 behind their parents."""
+        size = self._block_size
+        token_ids, later_keys = self.token_ids[first * size : last * size], self._later_keys
+        if self._spans or self._sealed:
+            bodies = _encode_blocks(token_ids, size, between, b"")
+            return [body + self.keys(first + place) for place, body in enumerate(bodies)]
+        bodies = _encode_blocks(token_ids, size, between, later_keys)
+        if not first:
+            bodies[0] = bodies[0].removesuffix(later_keys) + self.keys(0)
+        return bodies
 
     def keys(self, block_index: int) -> bytes:
         """The CBOR of the extra keys of one block."""
@@ -216,32 +232,36 @@ class HashChain:
         return twin
 
 
-def _encode_blocks(token_ids: array[int], block_size: int) -> list[bytes]:
-    """The CBOR of the tokens of each full block.
+def _encode_blocks(token_ids: array[int], block_size: int, before: bytes, after: bytes) -> list[bytes]:
+    """The CBOR of the tokens of each full block, with something before and after it.
 
-    An id from 256 to 65,535 takes three bytes, so all are encoded at once as if they were such; then the blocks that
-    have another one are put together again.
+    An id from 256 to 65,535 takes three bytes, so all are encoded at once as if they were such, then the others again.
     """
-    if len(token_ids) == block_size:
-        return [_encode_tokens(token_ids)]
     if len(token_ids) < _FEW_TOKENS:
-        return [_encode_tokens(token_ids[place : place + block_size]) for place in range(0, len(token_ids), block_size)]
+        return _encode_each(token_ids, block_size, before, after)
     big_endian = token_ids[:]
     if sys.byteorder == "little":
         big_endian.byteswap()
     raw = big_endian.tobytes()
-    columns = bytearray(_TWO_BYTES) * (3 * len(token_ids))
-    columns[1::3], columns[2::3] = raw[2::4], raw[3::4]
-    encoded, step = bytes(columns), 3 * block_size
-    bodies = [encoded[place : place + step] for place in range(0, len(encoded), step)]
     others = _others(raw)
-    place = others.find(1)
-    while place >= 0:
-        block = place // block_size
-        end = (block + 1) * block_size
-        bodies[block] = _encode_mixed(raw, encoded, others, end - block_size, end)
-        place = others.find(1, end)
-    return bodies
+    if others.count(1) * _MOST_OTHERS > len(others):
+        return _encode_each(token_ids, block_size, before, after)
+    columns = bytearray(before + (_TWO_BYTES + b"\0\0") * block_size + after) * (len(token_ids) // block_size)
+    step = len(before) + 3 * block_size + len(after)
+    for place in range(block_size):
+        high, low = raw[4 * place + 2 :: 4 * block_size], raw[4 * place + 3 :: 4 * block_size]
+        start = len(before) + 3 * place + 1
+        columns[start::step], columns[start + 1 :: step] = high, low
+    encoded, ends = _mend(bytes(columns), raw, others, block_size, step, len(before))
+    return [encoded[start:end] for start, end in pairwise(ends)]
+
+
+def _encode_each(token_ids: array[int], block_size: int, before: bytes, after: bytes) -> list[bytes]:
+    """_encode_blocks() by a table of what each id is in CBOR: many reads all over the memory."""
+    return [
+        before + _encode_tokens(token_ids[start : start + block_size]) + after
+        for start in range(0, len(token_ids), block_size)
+    ]
 
 
 def _others(raw: bytes) -> bytes:
@@ -254,18 +274,26 @@ def _others(raw: bytes) -> bytes:
     return (int.from_bytes(small, "big") | large[0] | large[1]).to_bytes(len(small), "big")
 
 
-def _encode_mixed(raw: bytes, encoded: bytes, others: bytes, start: int, end: int) -> bytes:
-    """The CBOR of the ids start..end-1. encoded: 3 bytes for each, wrong for `others`."""
+def _mend(
+    encoded: bytes, raw: bytes, others: bytes, block_size: int, step: int, before: int
+) -> tuple[bytes, list[int]]:
+    """Encodes `others` as they must be, of ids that were all given three bytes: blocks of `step` bytes, the first id
+    `before` bytes from the start. Returns where blocks start and end, too."""
+    steps = [step] * (len(others) // block_size)
     pieces: list[bytes] = []
-    place = others.find(1, start, end)
+    start = 0
+    place = others.find(1)
     while place >= 0:
-        pieces.append(encoded[3 * start : 3 * place])
+        block = place // block_size
+        end = block * step + before + 3 * (place - block * block_size)
         number = raw[4 * place : 4 * place + 4]
-        pieces.append(_SMALL[number[3]] if number < _TWO_BYTES_FROM else _FOUR_BYTES + number)
-        start = place + 1
-        place = others.find(1, start, end)
-    pieces.append(encoded[3 * start : 3 * end])
-    return b"".join(pieces)
+        code = _SMALL[number[3]] if number < _TWO_BYTES_FROM else _FOUR_BYTES + number
+        pieces += (encoded[start:end], code)
+        steps[block] += len(code) - 3
+        start = end + 3
+        place = others.find(1, place + 1)
+    pieces.append(encoded[start:])
+    return b"".join(pieces), list(accumulate(steps, initial=0))
 
 
 def _encode_tokens(token_ids: array[int]) -> bytes:
