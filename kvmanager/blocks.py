@@ -274,7 +274,7 @@ class BlockPool(CachedBlocks):
         """Held blocks that have just got their names."""
         self.stored_tokens += self.block_size * len(blocks)
         partial = self.partial
-        if partial:
+        if partial and not partial.keys().isdisjoint(blocks):
             for block in blocks:
                 self.stored_tokens -= partial.pop(block, 0)
 

@@ -14,7 +14,6 @@ from array import array
 from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
-from itertools import accumulate, pairwise
 from typing import Final, Protocol
 
 import cbor2
@@ -48,9 +47,7 @@ _CHUNK_BLOCKS: Final = 512
 _MOST_OTHERS: Final = 6
 """So are all where more than one in so many takes other than three bytes."""
 _TWO_BYTES: Final = b"\x19"
-_FOUR_BYTES: Final = b"\x1a"
 """What stands before an integer of so many bytes."""
-_TWO_BYTES_FROM: Final = (256).to_bytes(4, "big")
 _IS_ZERO: Final = bytes([byte == 0 for byte in range(256)])
 _IS_NOT_ZERO: Final = bytes([byte != 0 for byte in range(256)])
 
@@ -239,21 +236,27 @@ def _encode_blocks(token_ids: array[int], block_size: int, before: bytes, after:
     """
     if len(token_ids) < _FEW_TOKENS:
         return _encode_each(token_ids, block_size, before, after)
-    big_endian = token_ids[:]
-    if sys.byteorder == "little":
-        big_endian.byteswap()
-    raw = big_endian.tobytes()
+    raw = _little_endian(token_ids)
     others = _others(raw)
     if others.count(1) * _MOST_OTHERS > len(others):
         return _encode_each(token_ids, block_size, before, after)
     columns = bytearray(before + (_TWO_BYTES + b"\0\0") * block_size + after) * (len(token_ids) // block_size)
     step = len(before) + 3 * block_size + len(after)
     for place in range(block_size):
-        high, low = raw[4 * place + 2 :: 4 * block_size], raw[4 * place + 3 :: 4 * block_size]
+        high, low = raw[4 * place + 1 :: 4 * block_size], raw[4 * place :: 4 * block_size]
         start = len(before) + 3 * place + 1
         columns[start::step], columns[start + 1 :: step] = high, low
-    encoded, ends = _mend(bytes(columns), raw, others, block_size, step, len(before))
-    return [encoded[start:end] for start, end in pairwise(ends)]
+    encoded = bytes(columns)
+    bodies = [encoded[start : start + step] for start in range(0, len(encoded), step)]
+    # The last first, so that those before it stay where they are.
+    place = others.rfind(1)
+    while place >= 0:
+        block = place // block_size
+        start = len(before) + 3 * (place - block * block_size)
+        body = bodies[block]
+        bodies[block] = body[:start] + _head(_INTEGER, token_ids[place]) + body[start + 3 :]
+        place = others.rfind(1, 0, place)
+    return bodies
 
 
 def _encode_each(token_ids: array[int], block_size: int, before: bytes, after: bytes) -> list[bytes]:
@@ -264,36 +267,23 @@ def _encode_each(token_ids: array[int], block_size: int, before: bytes, after: b
     ]
 
 
+def _little_endian(token_ids: array[int]) -> bytes:
+    """The ids, 4 bytes each."""
+    if sys.byteorder == "little":
+        return token_ids.tobytes()
+    swapped = token_ids[:]
+    swapped.byteswap()
+    return swapped.tobytes()
+
+
 def _others(raw: bytes) -> bytes:
-    """1 for each id that does not take three bytes, 0 for the others. raw: the ids, 4 bytes each."""
-    small, high, highest = raw[2::4].translate(_IS_ZERO), raw[1::4], raw[0::4]
+    """1 for each id that does not take three bytes, 0 for the others. raw: the ids, in little endian."""
+    small, high, highest = raw[1::4].translate(_IS_ZERO), raw[2::4], raw[3::4]
     zeros = bytes(len(high))
     if high == zeros == highest:
         return small
     large = [int.from_bytes(column.translate(_IS_NOT_ZERO), "big") for column in (high, highest)]
     return (int.from_bytes(small, "big") | large[0] | large[1]).to_bytes(len(small), "big")
-
-
-def _mend(
-    encoded: bytes, raw: bytes, others: bytes, block_size: int, step: int, before: int
-) -> tuple[bytes, list[int]]:
-    """Encodes `others` as they must be, of ids that were all given three bytes: blocks of `step` bytes, the first id
-    `before` bytes from the start. Returns where blocks start and end, too."""
-    steps = [step] * (len(others) // block_size)
-    pieces: list[bytes] = []
-    start = 0
-    place = others.find(1)
-    while place >= 0:
-        block = place // block_size
-        end = block * step + before + 3 * (place - block * block_size)
-        number = raw[4 * place : 4 * place + 4]
-        code = _SMALL[number[3]] if number < _TWO_BYTES_FROM else _FOUR_BYTES + number
-        pieces += (encoded[start:end], code)
-        steps[block] += len(code) - 3
-        start = end + 3
-        place = others.find(1, place + 1)
-    pieces.append(encoded[start:])
-    return b"".join(pieces), list(accumulate(steps, initial=0))
 
 
 def _encode_tokens(token_ids: array[int]) -> bytes:
@@ -327,6 +317,3 @@ def _head(major: int, number: int) -> bytes:
     if number < 1 << 16:
         return bytes((major | 25, number >> 8, number & 0xFF))
     return bytes((major | 26,)) + number.to_bytes(4, "big")
-
-
-_SMALL: Final = [_head(_INTEGER, token_id) for token_id in range(256)]
