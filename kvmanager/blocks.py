@@ -238,7 +238,7 @@ class BlockPool(CachedBlocks):
             unnamed += 1
         if unnamed:
             self._free_unnamed(idle[:unnamed])
-        cached = idle[unnamed:]
+        cached = idle[unnamed:] if unnamed else idle
         self.stored_tokens -= self.block_size * len(cached)
         if self.index.has_spares():
             cached = [block for block in cached if self.index.is_sole(block) or self._free_duplicate(block)]

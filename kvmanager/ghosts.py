@@ -52,10 +52,11 @@ class Ghosts:
         """The ghost of `name`, which is one no more, or 0. One time in 16,384 it is another's."""
         first = _place(name, len(self._places))
         for place in (first, first ^ 1):
-            ghost = self._places[place]
-            if ghost and ghost >> _TAG == name[2] & 127 and self._tags[place] == name[1]:
-                self._places[place] = 0
-                return ghost
+            if self._tags[place] == name[1]:
+                ghost = self._places[place]
+                if ghost and ghost >> _TAG == name[2] & 127:
+                    self._places[place] = 0
+                    return ghost
         return 0
 
     def some(self, start: int, end: int) -> list[int]:
@@ -96,7 +97,7 @@ def turn_kept(ghost: int) -> int:
     return ((ghost & _KEPT) - 1) % MOST_TURNS + 1
 
 
-_CLASSES = array("H", [0])
+_CLASSES: Final[list[int]] = [0]
 """The class of each thing that a ghost can remember."""
 for _kind in range(OF_A_LEVEL):
     for _uses in range(1, MOST_USES + 1):

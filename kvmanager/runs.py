@@ -78,7 +78,7 @@ class Runs:
             run = self.of(blocks[place])
             if not run.blocks:
                 raise BrokenBooks(f"block {blocks[place]} is used and has been given up", block=blocks[place])
-            there = blocks[place : place + len(run.blocks)]
+            there = blocks[place : place + len(run.blocks)] if place or len(run.blocks) < len(blocks) else blocks
             if run.blocks != there:
                 run = self._cut_out(run, there)
             runs.append(run)
