@@ -8,12 +8,13 @@ from typing import Final
 from kvmanager.return_model import OF_A_LEVEL, class_of_level
 
 # A ghost: 7 bits of its tag << 25 | time << 13 | what is remembered; never zero, because what is remembered is not.
-_TIME, _TAG = 13, 25
+_TIME: Final = 13
+_TAG: Final = 25
 _TIMES: Final = 1 << _TAG - _TIME
-_KEPT = (1 << _TIME) - 1
+_KEPT: Final = (1 << _TIME) - 1
 
-MOST_USES = 15
-MOST_TURNS = 7
+MOST_USES: Final = 15
+MOST_TURNS: Final = 7
 """Beyond these, uses and turns are not told apart. What is remembered has both and the class but for its level."""
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Set
+from typing import Final
 
 from kvmanager.hashing import HashChain
 from kvmanager.prefix_index import NO_BLOCK, NO_NAME, NOTHING, PrefixIndex
 
-TOKEN_BYTES = 4
+TOKEN_BYTES: Final = 4
 
 
 class _Node:

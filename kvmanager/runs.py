@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvmanager.errors import BrokenBooks
 
 
@@ -44,7 +46,7 @@ class Run:
         return run
 
 
-NO_GROUP = -1
+NO_GROUP: Final = -1
 
 
 class Runs:
