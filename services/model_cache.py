@@ -36,11 +36,11 @@ def allocate_cache(
     except torch.OutOfMemoryError:
         raise StartupError(f"No memory for attention beside the weights{free_of(device)}.") from None
     num_blocks = _num_blocks(settings, loaded, memory, choice.backend)
-    kind, refused = type(choice.backend), choice.refused
+    kind, refused, behind = type(choice.backend), choice.refused, choice.behind
     # What it has of the device goes before the cache comes.
     del choice
     try:
-        return Choice(kind(replace(shape, num_blocks=num_blocks)), refused)
+        return Choice(kind(replace(shape, num_blocks=num_blocks)), refused, behind)
     except RuntimeError:
         # What torch says when it gets no memory.
         wanted = describe_bytes(num_blocks * memory.bytes_per_block)

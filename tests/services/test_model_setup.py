@@ -93,7 +93,10 @@ def test_plain_torch_cannot_start_deterministic() -> None:
 def test_a_backend_that_cannot_be_had_is_replaced_and_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     setup = set_up_model(settings(attention_backend=name))
     assert setup.describe("p").attention_backend == "cpu"
-    assert f"attention: cpu (not {name}: the device is cpu, and it needs CUDA)\n" in capsys.readouterr().err
+    assert (
+        f"attention: cpu (not {name}: the device is cpu, and it needs CUDA; before cpu_torch, reference)\n"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_cache_of_8_bits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +112,7 @@ def test_a_cache_of_8_bits(capsys: pytest.CaptureFixture[str]) -> None:
     )
     if INSTRUCTION_SETS:
         reason = "not cpu: the CPU kernels know no K/V in float8_e4m3fn"
-        assert f"attention: cpu_torch ({reason})\n" in log
+        assert f"attention: cpu_torch ({reason}; before reference)\n" in log
 
 
 def test_an_unknown_backend_is_one_sentence() -> None:
