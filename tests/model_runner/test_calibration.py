@@ -134,3 +134,17 @@ def test_larger_keys_and_smaller_values_cost_nothing(tiny_models: Path) -> None:
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
     assert (logits(model, small, prompt) - exact).norm() / exact.norm() > 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_of_16_bits_measure_the_same(tiny_models: Path, dtype: torch.dtype) -> None:
+    """As on a GPU; what is measured is rounded to 8 bits or more, and the scales are powers of two."""
+    config, prompts = config_from_hf(tiny_models / "llama"), [[1, *range(3, 42)], [1, 70, 71]]
+    shape = AttentionShape(
+        config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim, 16, 2, torch.float8_e4m3fn, CPU
+    )
+    weights, found = SafetensorsWeights(tiny_models / "llama"), []
+    for each in (torch.float32, dtype):
+        model = Decoder(config, weights, each, CPU)
+        found.append(calibrate(model, prompts, replace(shape, query_dtype=each)))
+    assert found[0] == found[1]
