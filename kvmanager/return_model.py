@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from array import array
 from math import log2
+from typing import Final
 
-AGES = 24
-LEVELS = 6  # uses or turns: 1, 2, 3, 4 to 5, 6 to 8, more
-FRESH = 5  # new blocks of the last prompt: 1, under 8, under 32, under 100, more
-WAITS = 6  # turnovers before the last use: no turn before, under 1/8, under 1/2, under 2, under 8, more
-CLASSES = LEVELS * FRESH * WAITS * 2
+AGES: Final = 24
+LEVELS: Final = 6  # uses or turns: 1, 2, 3, 4 to 5, 6 to 8, more
+FRESH: Final = 5  # new blocks of the last prompt: 1, under 8, under 32, under 100, more
+WAITS: Final = 6  # turnovers before the last use: no turn before, under 1/8, under 1/2, under 2, under 8, more
+CLASSES: Final = LEVELS * FRESH * WAITS * 2
 """A class is (level, fresh, wait, tail) as one number; tail is 1 for the last block of a prompt."""
-OF_A_LEVEL = FRESH * WAITS * 2
+OF_A_LEVEL: Final = FRESH * WAITS * 2
 """Classes of a level; those of the lowest come first."""
 _PARTS = ((OF_A_LEVEL, LEVELS), (WAITS * 2, FRESH), (2, WAITS), (1, 2))
 
@@ -58,7 +59,7 @@ def _bucket_start(bucket: int) -> int:
     return bucket if bucket < 2 else 2 + (bucket & 1) << (bucket + 2) // 2 - 2
 
 
-_BUCKETS = [_age_bucket(units) for units in range(_bucket_start(AGES - 1))]
+_BUCKETS: Final = [_age_bucket(units) for units in range(_bucket_start(AGES - 1))]
 
 
 def age_bucket(units: int) -> int:
