@@ -27,7 +27,6 @@ from services.rpc_interceptor import Verb
 from services.session_metrics import SessionCollector, step_histogram
 from services.session_socket import SessionSocket, bind_session_socket, max_message_bytes
 from services.session_streams import SessionStreams
-from services.short_slices import ask_for_short_slices
 from services.signals import stop_signal
 
 _COLLECT_AFTER = (50_000, 20, 20)
@@ -119,7 +118,6 @@ async def serve_kv_manager(
 ) -> None:
     """Serves until SIGTERM or SIGINT; `on_serving` is called once it does. Raises StartupError."""
     log = structlog.get_logger()
-    ask_for_short_slices()
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
     with stop_signal() as stopped:

@@ -14,7 +14,6 @@ from octavo.kv.v1 import kv_manager_pb2_grpc
 from services.channels import ClientTls, open_channel
 from services.errors import StartupError, describe_rpc_error
 from services.session.arrivals import Arrivals, LinkBroken
-from services.short_slices import ask_for_short_slices
 
 __all__ = ["Dial", "GrpcLink", "Link", "LinkBroken", "close_pool"]
 
@@ -113,7 +112,6 @@ class GrpcLink:
             yield request
 
     def _read(self) -> None:
-        ask_for_short_slices()
         try:
             for response in self._call:
                 self._arrivals.put(response)

@@ -19,7 +19,6 @@ from services.errors import view_of_status
 from services.session.arrivals import Arrivals, LinkBroken
 from services.session.link import close_pool
 from services.session_frames import CONTRACT, GREETING, MESSAGE, STATUS, FrameFault, FrameReader, message_frame
-from services.short_slices import ask_for_short_slices
 
 _READ_BYTES: Final = 1 << 16
 _MAX_BYTES: Final = (1 << 31) - 1
@@ -124,7 +123,6 @@ class SocketLink:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
-        ask_for_short_slices()
         self._arrivals.put(self._read_all())
         self.close()
         # Nobody begins to write any more; only when nobody does may the number of the file be another's.
