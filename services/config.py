@@ -68,6 +68,9 @@ class KvManagerSettings(ProcessSettings):
     session_silence_seconds: float = Field(
         10, ge=0.1, le=3600, description="Seconds without a word of a runner after which its sequences are ended."
     )
+    session_socket: bool = Field(
+        True, description="Runners may use a faster socket beside a unix:/path without TLS: PATH.session."
+    )
 
 
 class ModelRunnerSettings(RunnerServerSettings):
