@@ -128,6 +128,7 @@ class AdaptiveEviction(EvictionPolicy):
         self.residency.idled(runs)
         if runs:
             self._runs.end(self._runs.join(runs)[-1]).kind += 1
+        self._model.settle()
         if watched:
             self._guard.released(self._now // self._tick, watched)
         if self._now >= self._next_learning:
