@@ -7,7 +7,6 @@ state here moves blocks between cached, free and held, and keeps what each tenan
 from __future__ import annotations
 
 from kvmanager.events import EventLog
-from kvmanager.hashing import HashChain
 from kvmanager.pins import Pins
 from kvmanager.policy import EvictionPolicy
 from kvmanager.prefix_index import PrefixIndex
@@ -78,7 +77,7 @@ class CachedBlocks:
         for index, block in enumerate(blocks):
             if not self.index.names[block]:
                 break
-            owner = self.index.owner(self.index.names[block])
+            owner = self.index.owner(block)
             if priority > self.priorities.get(owner, 0):
                 self.priorities[owner] = priority
             if index < pinned_blocks:
@@ -123,7 +122,8 @@ class CachedBlocks:
                 self._drop_owner(blocks)
             self._offer_leaf(parent)
         self.cached -= count
-        self.note_forgotten(self.free[len(self.free) - count :])
+        if self.forgotten is not None:
+            self.note_forgotten(self.free[len(self.free) - count :])
         self.totals.evicted_blocks += count
         self.events.removed(tuple(removed))
 
@@ -139,12 +139,13 @@ class CachedBlocks:
         if owner.victims is not None:
             owner.victims.retract(blocks[0])
             return blocks[:1]
-        return blocks[: self._num_idle(blocks)]
+        idle = self._num_idle(blocks)
+        return blocks if idle == len(blocks) else blocks[:idle]
 
     def _num_idle(self, blocks: list[int]) -> int:
         """How many of a leaf and the cached blocks before it nothing else continues or keeps."""
         index, pinned, priorities = self.index, self.pins.until, self.priorities
-        if not pinned and not priorities and index.continued_once(blocks[1:]):
+        if not pinned and not priorities and index.continued_once(blocks):
             return len(blocks)
         for place in range(1, len(blocks)):
             block = blocks[place]
@@ -190,10 +191,10 @@ class CachedBlocks:
                 self.pins.idle -= 1
                 tenant.pinned -= 1
 
-    def _replace(self, owner: int, block: int, chain: HashChain, index: int) -> None:
+    def _replace(self, owner: int, block: int) -> None:
         tenant = self.tenants.owner(owner)
         self._retract(owner)
-        self.index.replace(owner, block, chain, index)
+        self.index.replace(owner, block)
         self.policy.forget(owner)
         if owner in self.pins.until:
             self.pins.idle -= 1
@@ -206,10 +207,10 @@ class CachedBlocks:
 
     def _free_duplicate(self, block: int) -> bool:
         """Frees a block whose content another held one has too; what was promised for it goes on to that one. False."""
-        name = self.index.names[block]
+        heir = self.index.twin(block)
         self.index.withdraw(block)
         self.policy.forget(block)
-        self._move_marks(block, self.index.owner(name))
+        self._move_marks(block, heir)
         self.note_forgotten([block])
         self._to_free(block)
         return False
