@@ -14,20 +14,23 @@ constexpr int kAttentionRows = 6, kAttentionVecs = kRegisters >= 32 ? 4 : 2;
 inline int64_t padded(int64_t head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
 
 // c = a * b, or c += a * b, for a whole number of vectors of columns.
-template <class B>
+template <class B, class C>
 inline void multiply_rows(const float* a, int64_t a_stride, int64_t rows, const B& b, int64_t depth, int64_t columns,
-                          float* c, int64_t c_stride, bool continues) {
+                          const C& c, bool continues) {
     for_row_blocks(rows, kAttentionRows, [&](int64_t first, int64_t count) {
         const float* a_rows = a + first * a_stride;
-        float* c_rows = c + first * c_stride;
+        const auto results = [&](int64_t column) {
+            C at = c;
+            at.base = c[first] + column;
+            return at;
+        };
         int64_t column = 0;
         for (; column + kAttentionVecs * kLanes <= columns; column += kAttentionVecs * kLanes) {
             tile<B, kAttentionRows, kAttentionVecs>(count, a_rows, a_stride, b.from_column(column), depth,
-                                                    c_rows + column, c_stride, continues);
+                                                    results(column), continues);
         }
         for (; column < columns; column += kLanes) {
-            tile<B, kAttentionRows, 1>(count, a_rows, a_stride, b.from_column(column), depth, c_rows + column, c_stride,
-                                       continues);
+            tile<B, kAttentionRows, 1>(count, a_rows, a_stride, b.from_column(column), depth, results(column), continues);
         }
     });
 }
@@ -267,10 +270,11 @@ struct SpanWork {
     void score(const Tile<T>& tile, const Tile<T>& next) {
         if (a.block_size % kLanes == 0) {
             const PagedKeys<T> keys{tile.slots, next.slots, a.block_size};
-            multiply_rows(queries, width, rows, keys, a.head_dim, kTile, scores, kTile, false);
+            multiply_rows(queries, width, rows, keys, a.head_dim, kTile, RowsOf<kTile>{scores}, false);
         } else {
             copy_keys(tile);
-            multiply_rows(queries, width, rows, FloatRows{copied, kTile}, a.head_dim, kTile, scores, kTile, false);
+            multiply_rows(queries, width, rows, FloatRows{copied, kTile}, a.head_dim, kTile, RowsOf<kTile>{scores},
+                          false);
         }
         const int64_t lead = tile.lead(), shift = lead - tile.first;
         for (int64_t row = 0; row < rows; ++row) {
@@ -306,10 +310,10 @@ struct SpanWork {
         const float* weights = scores + lead;
         if (width != a.head_dim) {
             copy_rows(tile.rows + lead, count, a.head_dim, width, copied);
-            return multiply_rows(weights, kTile, rows, FloatRows{copied, width}, count, width, state, stride, true);
+            return multiply_rows(weights, kTile, rows, FloatRows{copied, width}, count, width, Rows{state, stride}, true);
         }
         const PagedValues<T> values{tile.rows + lead, next.rows + lead, 0};
-        multiply_rows(weights, kTile, rows, values, count, width, state, stride, true);
+        multiply_rows(weights, kTile, rows, values, count, width, Rows{state, stride}, true);
     }
 };
 
