@@ -233,13 +233,19 @@ struct SpanWork {
         return a.window && position >= a.window ? position + 1 - a.window : 0;
     }
 
+    // The first key that a call for a span reads.
+    int64_t first_key_of(const AttentionSpan& of) const {
+        const int64_t seen = first_key(of.first_position);
+        return seen > of.first_key ? seen : of.first_key;
+    }
+
     // The state of the keys first..last - 1. Meanwhile `next`, if there is one, is fetched, from its first key on.
     void run(int64_t first, int64_t last, const AttentionSpan* next, float* state) {
         const int64_t stride = state_floats(a.head_dim);
         float* part = copied + kTile * width;
-        clear_state(state, rows, width);
+        if (span.first_key == 0) clear_state(state, rows, width);
         clear_state(part, rows, width);
-        const int64_t seen = first_key(span.first_position), end = span.first_position + span.tokens;
+        const int64_t seen = first_key_of(span), end = span.first_position + span.tokens;
         first = first > seen ? first : seen;
         last = last < end ? last : end;
         if (first >= last) return;
@@ -252,7 +258,7 @@ struct SpanWork {
             if (!is_last) {
                 after.find(a, span, tile.stop, last);
             } else if (next != nullptr) {
-                after.find(a, *next, first_key(next->first_position), next->first_position + next->tokens);
+                after.find(a, *next, first_key_of(*next), next->first_position + next->tokens);
             } else {
                 after = tile;
             }
