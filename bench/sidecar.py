@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def _serve(address: str) -> None:
+def _serve(address: str, more: dict[str, object]) -> None:
     import asyncio
 
     from services.config import KvManagerSettings, load_settings
@@ -16,16 +16,16 @@ def _serve(address: str) -> None:
     from services.logging import configure_logging
 
     configure_logging("warning", "console", service="kv-manager")
-    given = {"kv_address": address, "kv_metrics_address": "127.0.0.1:0"}
+    given = {"kv_address": address, "kv_metrics_address": "127.0.0.1:0"} | more
     asyncio.run(serve_kv_manager(load_settings(KvManagerSettings, given)))
 
 
 @contextmanager
-def kv_manager() -> Iterator[str]:
-    """The address of a KV manager, which may not listen yet; it ends with the block."""
+def kv_manager(**settings: object) -> Iterator[str]:
+    """The address of a KV manager, which may not listen yet; it ends with the block. settings: of its own."""
     with tempfile.TemporaryDirectory() as directory:
         address = f"unix:{directory}/kv.sock"
-        process = multiprocessing.get_context("spawn").Process(target=_serve, args=(address,))
+        process = multiprocessing.get_context("spawn").Process(target=_serve, args=(address, settings))
         process.start()
         try:
             yield address

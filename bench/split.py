@@ -42,7 +42,7 @@ from services.books_inprocess import InProcessBooks
 from services.config import ModelRunnerSettings, load_settings
 from services.logging import configure_logging
 from services.model_setup import Setup, set_up_model
-from services.session.link import GrpcLink
+from services.session.dial import SessionDial
 from services.session.session import SilentWatch
 from services.session_books import SessionBooks
 
@@ -178,7 +178,7 @@ def measure_with(setup: Setup, case: Case, plan: Plan) -> dict[str, float]:
         executors = _executors(setup, case)
         inside = _Side("i", setup, executors[0], case.streams)
         beside = _Side("s", setup, executors[1], case.streams)
-        link = partial(GrpcLink, address)
+        link = SessionDial(address)
         books = SessionBooks(link, lease_blocks=_lease(setup, case), watch=beside)
         with inside.running(InProcessBooks(KvManager("bench"))), beside.running(books):
             pairs = [_pair((inside, beside), steps, num_tokens) for _ in range(plan.pairs)]

@@ -41,7 +41,7 @@ from services.model_setup import Setup, set_up_model
 from services.runner_metrics import RunnerMetrics
 from services.runner_process import KIND
 from services.runner_service import ModelRunnerServicer
-from services.session.link import GrpcLink
+from services.session.dial import SessionDial
 from services.session_books import SessionBooks
 from services.streams import Streams
 
@@ -176,7 +176,7 @@ class Bench:
 
     @contextmanager
     def _engine(self, deliver: Delivery, pool: str, registry: CollectorRegistry) -> Iterator[Engine]:
-        books = SessionBooks(partial(GrpcLink, self._kv_address), pool_id=pool)
+        books = SessionBooks(SessionDial(self._kv_address), pool_id=pool)
         metrics = RunnerMetrics(registry, lambda: 0, lambda: 0)
         setup = self._setup
         engine = Engine(self._watch, books, setup.tokenizer, setup.options, deliver, observer=metrics)

@@ -14,7 +14,6 @@ import statistics
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -29,7 +28,7 @@ from model_runner.request import Chunk, GenerateRequest, StopConditions
 from services.config import ModelRunnerSettings, load_settings
 from services.logging import configure_logging
 from services.model_setup import Setup, set_up_model
-from services.session.link import GrpcLink
+from services.session.dial import SessionDial
 from services.session.session import SilentWatch
 from services.session_books import SessionBooks
 
@@ -88,7 +87,7 @@ def measure(streams: int, num_tokens: int) -> Timeline:
     setup = _set_up(streams, num_tokens)
     recorder = Recorder(streams)
     with kv_manager() as address:
-        books = SessionBooks(partial(GrpcLink, address), lease_blocks=streams, watch=recorder)
+        books = SessionBooks(SessionDial(address), lease_blocks=streams, watch=recorder)
         engine = Engine(setup.executor, books, setup.tokenizer, setup.options, recorder.take, observer=recorder)
         engine.start()
         try:

@@ -20,6 +20,7 @@ from model_runner.config import (
 from model_runner.errors import ModelLoadError
 from model_runner.fields import Fields
 from model_runner.json_file import read_object
+from model_runner.quantization_hf import refuse_quantised
 
 _QWEN3_HEAD_DIM = 128
 _MISTRAL_WINDOW = 4096
@@ -66,8 +67,7 @@ def _refuse_unsupported(fields: Fields, architecture: Architecture) -> None:
         # Qwen2 has its bias on q, k and v always, and this key does not speak of it.
         if fields.flag(key, default=False) and architecture != "qwen2":
             raise ModelLoadError(f"{fields.path}: {key} is not supported for {architecture}.")
-    if fields.get("quantization_config") is not None:
-        raise ModelLoadError(f"{fields.path}: quantised safetensors are not supported; a GGUF file may be quantised.")
+    refuse_quantised(fields)
     if fields.positive("partial_rotary_factor", default=1.0) != 1.0:
         raise ModelLoadError(f"{fields.path}: a partial_rotary_factor other than 1 is not supported.")
 

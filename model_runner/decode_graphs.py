@@ -35,8 +35,8 @@ class _Captured:
 class DecodeGraphs:
     """Runs steps in which each sequence has one token. One thread uses it.
 
-    The first step of a size is captured. Each step is copied to the tensors that its size was captured with, planned,
-    and replayed.
+    A size is captured by capture_all() or by its first step. Each step is copied to the tensors that its size was
+    captured with, planned, and replayed.
     """
 
     def __init__(
@@ -57,10 +57,23 @@ class DecodeGraphs:
 
     def takes(self, entries: Sequence[BatchEntry]) -> bool:
         """Whether a step is one that graphs are made for."""
-        return len(entries) <= self._sizes[-1] and all(
-            len(entry.token_ids) == 1 and entry.num_logits == 1 and len(entry.block_table) <= self._table_width
-            for entry in entries
+        return (
+            len(entries) <= self._sizes[-1]
+            and all(
+                len(entry.token_ids) == 1 and entry.num_logits == 1 and len(entry.block_table) <= self._table_width
+                for entry in entries
+            )
+            and not self._backend.gains_from_plan([entry.block_table for entry in entries])
         )
+
+    def capture_all(self) -> None:
+        """Captures each size by a step of padding, the largest first: its memory is the others' too."""
+        for size in reversed(self._sizes):
+            self.execute([_PADDING] * size)
+
+    def describe(self) -> str:
+        """For the log."""
+        return f"{len(self._sizes)} sizes of decode steps, up to {self._sizes[-1]} sequences"
 
     def execute(self, entries: Sequence[BatchEntry], pack: Pack | None = None) -> Tensor:
         """Logits of a step that it takes: float32 [entries, vocabulary], which the next step overwrites.

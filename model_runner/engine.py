@@ -16,31 +16,25 @@ from contextlib import ExitStack
 import structlog
 
 from model_runner.admission import SearchRoom
-from model_runner.books import (
-    BOOKS_TROUBLE,
-    BooksRefused,
-    BooksTaken,
-    KvBooks,
-)
+from model_runner.books import BOOKS_TROUBLE, BooksRefused, BooksTaken, KvBooks
 from model_runner.constraint import Constraint
 from model_runner.drafting import Drafter
+from model_runner.endings import Endings
 from model_runner.engine_types import (
     Delivery,
     EngineOptions,
     EngineState,
     Executor,
-    Failure,
     FailureKind,
     StateListener,
 )
-from model_runner.failures import refusal_kind, stop_sentence
 from model_runner.flights import Flights
-from model_runner.generation import Generation, abort_chunks, describe_stuck
+from model_runner.generation import Generation
 from model_runner.intake import Intake
 from model_runner.observer import EngineObserver, SilentObserver, StepReport
 from model_runner.outcome import Outcome
 from model_runner.progress import ToldProgress
-from model_runner.request import Chunk, GenerateRequest, RequestView
+from model_runner.request import GenerateRequest, RequestView
 from model_runner.scheduler import Scheduler
 from model_runner.sequence import LiveRequest
 from model_runner.sequence import Sequence as LiveSequence
@@ -107,6 +101,7 @@ class Engine:
         self._losses = 0
         self._progress = ToldProgress(lambda: (self._generation.generated_tokens, self._scheduler.preemptions))
         self._intake = Intake(options.max_queued_requests, options.max_queued_tokens)
+        self._endings = Endings(self._scheduler, self._intake, self._observer, deliver, self._lose_books)
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
     # For callers.
@@ -188,7 +183,7 @@ class Engine:
             log.exception("engine step failed")
             # What is in flight goes on from the step that failed.
             self._abandon_flights()
-            self._fail_at_hand(error)
+            self._endings.fail_at_hand(error)
         return True
 
     def _take_in(self) -> bool:
@@ -199,7 +194,7 @@ class Engine:
         news = self._intake.take(flying=bool(self._flights))
         for live in news.arrived:
             self._scheduler.add(live.sequences[0])
-        self._abort_now(news.aborted)
+        self._endings.abort(news.aborted)
         for live, paused in news.throttled:
             self._throttle_now(live, paused)
         return news.stopping
@@ -246,7 +241,7 @@ class Engine:
             if refused:
                 self._ground()
             for sequence, error in refused:
-                self._refuse(sequence.live, error)
+                self._endings.refuse(sequence.live, error)
 
     def _compute(self) -> bool:
         """Launches the next step, then lands the one before it; and the next one too, unless it runs ahead."""
@@ -331,30 +326,18 @@ class Engine:
         """
         with ExitStack() as always:
             # Whatever the books answer: in the end the chunks go out, and before that the ended sequences end.
-            always.callback(self._end_stuck, outcome.stuck)
+            always.callback(self._endings.end_stuck, outcome.stuck)
             always.callback(self._deliver, outcome.chunks)
             always.callback(self._progress.tell, self._observer)
-            always.callback(self._close, outcome.chunks)
+            always.callback(self._endings.close, outcome.chunks)
             always.callback(self._clock.lap, "sample")
-            always.callback(self._finish, outcome.finished)
+            always.callback(self._endings.finish, outcome.finished)
             forks = [(parent, [each for each in family if not each.finish_reason]) for parent, family in outcome.forks]
             if forks := [(parent, children) for parent, children in forks if children]:
                 self._scheduler.fork(forks)
             for sequence in mistold:
                 self._books.truncate(sequence.sequence_id, sequence.computed)
                 sequence.take_back(self._options.limits.block_size)
-
-    def _finish(self, sequences: list[LiveSequence]) -> None:
-        """Gives back what the sequences hold."""
-        if sequences:
-            self._scheduler.finish(sequences)
-
-    def _close(self, chunks: Sequence[Chunk]) -> None:
-        """Forgets the requests whose last chunk is among `chunks`."""
-        for chunk in chunks:
-            if chunk.usage is not None:
-                live = self._intake.forget(chunk.request_id)
-                self._observer.on_finish(chunk.finish_reason, chunk.usage, live.request.tenant)
 
     # When things go wrong.
 
@@ -390,65 +373,20 @@ class Engine:
         self._losses += 1
         if self._losses > MAX_LOSSES and isinstance(error, BooksRefused):
             self._losses = 0
-            self._fail_at_hand(error)
+            self._endings.fail_at_hand(error)
         self._change_state(EngineState.WAITING_FOR_BOOKS, str(error))
 
     def _give_up(self, error: BooksTaken) -> None:
         """Ends the engine: two runners that took a pool from each other in turns would both serve nobody."""
         self._change_state(EngineState.TAKEN, str(error))
         self._intake.stop()
-        self._fail(
+        self._endings.fail(
             self._intake.all(), f"this runner has lost its KV pool to another one: {error}", FailureKind.ELSEWHERE
         )
 
-    def _fail_at_hand(self, error: Exception) -> None:
-        """Fails whoever runs, or else the first in line: somebody among them brought the engine down."""
-        scheduler = self._scheduler
-        at_hand = scheduler.running or list(scheduler.waiting)[:1]
-        lives = {id(sequence.live): sequence.live for sequence in at_hand}
-        sentence = f"the engine failed while it worked on this request: {type(error).__name__}; see the server's log"
-        self._fail(list(lives.values()), sentence, FailureKind.ENGINE)
-
-    def _refuse(self, live: LiveRequest, error: BooksRefused) -> None:
-        """Fails a request that the KV manager refuses, unless another of its choices was refused before."""
-        if self._intake.is_live(live):
-            self._fail([live], str(error), refusal_kind(error))
-
-    def _end_stuck(self, sequences: Sequence[LiveSequence]) -> None:
-        """Fails the requests with a choice whose form can't go on."""
-        for sequence in sequences:
-            if self._intake.is_live(sequence.live):
-                self._fail([sequence.live], describe_stuck(sequence), FailureKind.FORM)
-
-    def _fail(self, lives: Sequence[LiveRequest], sentence: str, kind: FailureKind) -> None:
-        for live in lives:
-            self._release(live.sequences)
-            self._observer.on_finish(None, live.usage(time.monotonic()), live.request.tenant)
-            self._intake.forget(live.request.request_id)
-        if lives:
-            self._deliver([Failure(live.request.request_id, sentence, kind) for live in lives])
-
-    def _abort_now(self, lives: Sequence[LiveRequest]) -> None:
-        if not lives:
-            return
-        sequences = [sequence for live in lives for sequence in live.sequences]
-        self._release(sequences)
-        now = time.monotonic()
-        chunks = [chunk for live in lives for chunk in abort_chunks(live, now)]
-        self._close(chunks)
-        self._deliver(chunks)
-
-    def _release(self, sequences: list[LiveSequence]) -> None:
-        """_finish() for the paths that must not raise."""
-        try:
-            self._finish(sequences)
-        except BOOKS_TROUBLE as error:
-            self._lose_books(error)
-
     def _shut_down(self) -> None:
         self._ground()
-        for live in self._intake.all():
-            self._fail([live], stop_sentence(live), FailureKind.STOPPING)
+        self._endings.stop()
         self._books.close()
         self._steps.close()
         self._change_state(EngineState.STOPPED, "stopped")

@@ -56,6 +56,13 @@ class TorchExecutor:
         return self._compute(entries, copies, pack)
 
     @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Captures all graphs now, should there be any. Raises what CUDA raises."""
+        with current(self._device):
+            if self._graphs is not None:
+                self._graphs.capture_all()
+
+    @torch.inference_mode()
     def _compute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder], pack: Pack) -> Tensor:
         with current(self._device):
             if copies:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from model_runner.checkpoint_scales import checkpoint_scales
 from model_runner.config import ModelConfig
 from model_runner.config_gguf import config_from_gguf
 from model_runner.config_hf import config_from_hf
@@ -18,6 +19,7 @@ from model_runner.fingerprint import fingerprint_of
 from model_runner.gguf_file import GgufFile
 from model_runner.gguf_tokenizer import tokenizer_from_gguf
 from model_runner.gguf_weights import GgufWeights
+from model_runner.kv_scales import KvScales
 from model_runner.models.decoder import Decoder
 from model_runner.models.native import EXACT, NativeDecoder
 from model_runner.native import ACTIVATIONS, FORMS, library, why_not
@@ -39,6 +41,7 @@ class LoadedModel:
 
     weights_dtype: of the values that it computes with. weights_form: what the weights are rounded to, one of
     WEIGHT_FORMS. activations_dtype: of the rows that these are multiplied with, int8 where they are rounded.
+    kv_scales: those of the checkpoint, where it has any and they were asked for.
     """
 
     name: str
@@ -49,6 +52,7 @@ class LoadedModel:
     weights_form: str
     activations_dtype: str
     fingerprint: str
+    kv_scales: KvScales | None = None
 
 
 def load_model(
@@ -58,6 +62,7 @@ def load_model(
     activations_dtype: str = "auto",
     device: torch.device = _CPU,
     name: str | None = None,
+    with_kv_scales: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     """Loads a directory with safetensors, or a .gguf file; blocks for seconds. Raises ModelLoadError.
@@ -65,7 +70,8 @@ def load_model(
     weights_dtype: one of WEIGHT_FORMS, or auto for float32 on a CPU and bfloat16 elsewhere. int8 and int4 need the CPU
     kernels, which also hold the weights of auto in the smallest form that loses nothing of what the file has.
     activations_dtype: auto for as they come, or int8, which needs the CPU kernels and weights in 8 or 4 bits. name:
-    what the model is called, by default as its file is. on_progress: gets bytes read so far and in all.
+    what the model is called, by default as its file is. with_kv_scales: reads the checkpoint's scales of K and V too.
+    on_progress: gets bytes read so far and in all.
     """
     path = Path(path)
     form = _form(weights_dtype, device)
@@ -73,6 +79,7 @@ def load_model(
     activations = _activations(activations_dtype, form, device)
     # The weights come last: reading them takes the time, and all that can be wrong with the rest is known before.
     config, weights, tokenizer = _open_directory(path) if path.is_dir() else _open_gguf(path)
+    kv_scales = checkpoint_scales(weights, config.num_layers) if with_kv_scales else None
     model: Decoder | NativeDecoder
     if _why_in_torch(form, device) is None:
         model = NativeDecoder(config, weights, EXACT if weights_dtype == "auto" else form, on_progress, activations)
@@ -90,6 +97,7 @@ def load_model(
         weights_form=form,
         activations_dtype=activations,
         fingerprint=fingerprint_of(config, weights, form, activations),
+        kv_scales=kv_scales,
     )
 
 

@@ -17,10 +17,13 @@ from model_runner.logit_edits import LogitEdits, apply_edits
 from model_runner.native import sampling as kernels
 from model_runner.request import PositionLogprobs
 from model_runner.sampling_cpu import logprobs_by_rows, sample_by_rows
-from model_runner.sampling_device import logprobs_at_once, sample_at_once
+from model_runner.sampling_device import Sampler, logprobs_at_once, sample_at_once
 from model_runner.sampling_rows import SamplingRows
 
 Edits = Sequence[LogitEdits | None]
+
+_ROWS_AT_ONCE = 64
+"""Of which log-probabilities are told; a row takes ten times its own memory meanwhile, and a prompt has many."""
 
 
 def sample(
@@ -46,10 +49,13 @@ def sample(
     return sample_by_rows(logits, rows) if logits.device.type == "cpu" else sample_at_once(logits, rows)
 
 
-def sample_ahead(logits: Tensor, rows: SamplingRows, source: Sequence[int]) -> Tensor:
-    """sample() without edits, of which the device does all while the host goes on: nothing is read on the way."""
+def sample_ahead(logits: Tensor, rows: SamplingRows, source: Sequence[int], sampler: Sampler | None = None) -> Tensor:
+    """sample() without edits, of which the device does all while the host goes on: nothing is read on the way.
+
+    sampler: draws for the rows that it takes.
+    """
     chosen = logits[to_device(torch.tensor(source, dtype=torch.int64), logits.device)]
-    return sample_at_once(chosen, rows, may_wait=False)
+    return sample_at_once(chosen, rows, may_wait=False, sampler=sampler)
 
 
 def logprobs(
@@ -76,7 +82,11 @@ def logprobs(
 def _positions(logits: Tensor, places: Tensor, token_ids: Tensor, counts: Sequence[int]) -> list[PositionLogprobs]:
     """Log-probabilities of tokens [R] and their counts [R] likeliest, in the rows `places` [R] of logits."""
     if logits.device.type != "cpu":
-        return logprobs_at_once(logits[places.to(logits.device)], token_ids, counts)
+        answers: list[PositionLogprobs] = []
+        for first in range(0, len(counts), _ROWS_AT_ONCE):
+            part = slice(first, first + _ROWS_AT_ONCE)
+            answers += logprobs_at_once(logits[places[part].to(logits.device)], token_ids[part], counts[part])
+        return answers
     if native.library() is not None:
         return kernels.logprobs(logits, places, token_ids, counts)
     return logprobs_by_rows(logits[places], token_ids, counts)

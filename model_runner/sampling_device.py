@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,19 +22,34 @@ _ID_MASK = (1 << _ID_BITS) - 1
 _FIRST_LOOK = 1024
 
 
-def sample_at_once(logits: Tensor, rows: SamplingRows, *, may_wait: bool = True) -> Tensor:
+class Sampler(Protocol):
+    """Draws from the same distributions in a way of its own, for rows that need not be drawn for as sample() does."""
+
+    def takes(self, rows: SamplingRows, vocabulary: int) -> NDArray[np.bool_]:
+        """Which rows it draws for, of those with a temperature: bool [R]."""
+        ...
+
+    def draw(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """Token ids, int64 [D], from logits, float32 [D, V], of rows that it takes. Any token where all are -inf."""
+        ...
+
+
+def sample_at_once(
+    logits: Tensor, rows: SamplingRows, *, may_wait: bool = True, sampler: Sampler | None = None
+) -> Tensor:
     """sample() of model_runner.sampling, on any device.
 
-    may_wait: the host may read on the way whether a nucleus is small, which spares the sorting of whole rows.
+    may_wait: the host may read on the way whether a nucleus is small, which spares the sorting of whole rows. sampler:
+    draws for the rows that it takes.
     """
     tokens = logits.argmax(dim=-1)
     impossible = logits.gather(1, tokens.unsqueeze(1)).squeeze(1) == -torch.inf
-    drawn = np.flatnonzero(rows.temperature > 0)
-    if drawn.size == len(tokens):
-        tokens = _draw(logits, rows, may_wait)
-    elif drawn.size:
-        index = _to_device(drawn, logits)
-        tokens[index] = _draw(logits[index], rows.take(drawn), may_wait)
+    drawn = rows.temperature > 0
+    if sampler is not None:
+        taken = drawn & sampler.takes(rows, logits.shape[1])
+        drawn &= ~taken
+        tokens = _replaced(tokens, logits, rows, taken, sampler.draw)
+    tokens = _replaced(tokens, logits, rows, drawn, lambda some, of_some: _draw(some, of_some, may_wait))
     return tokens.masked_fill_(impossible, NO_TOKEN)
 
 
@@ -87,18 +103,40 @@ def positions_of(token_ids: Sequence[int], measured: MeasuredRows, counts: Seque
     return answers
 
 
+def _replaced(
+    tokens: Tensor,
+    logits: Tensor,
+    rows: SamplingRows,
+    some: NDArray[np.bool_],
+    draw: Callable[[Tensor, SamplingRows], Tensor],
+) -> Tensor:
+    """The tokens [R] with draws in place of some; may write to the tokens given."""
+    places = np.flatnonzero(some)
+    if places.size == len(tokens):
+        return draw(logits, rows)
+    if places.size:
+        index = _to_device(places, logits)
+        tokens[index] = draw(logits[index], rows.take(places))
+    return tokens
+
+
 def _draw(logits: Tensor, rows: SamplingRows, may_wait: bool) -> Tensor:
     """Inverse-CDF draws, int64 [D], from logits [D, V] whose rows all have temperature > 0."""
-    weights = weigh_at_once(logits, _to_device(scales(rows.temperature), logits))
-    _filter_top(weights, logits, rows, may_wait)
-    if rows.min_p.any():
-        _filter_min_p(weights, _to_device(rows.min_p, logits))
-    mass = weights.cumsum(dim=1)
+    mass = weights_left(logits, rows, may_wait=may_wait).cumsum(dim=1)
     total = mass[:, -1:]
     target = (_to_device(rows.uniform, logits).unsqueeze(1) * total.double()).long()
     # The product may round up to the total itself, which lies beyond the last token.
     target = target.minimum(total - 1)
     return torch.searchsorted(mass, target, right=True).squeeze(1)
+
+
+def weights_left(logits: Tensor, rows: SamplingRows, *, may_wait: bool = True) -> Tensor:
+    """The weights that the filters leave, int64 [D, V], of logits [D, V] whose rows all have temperature > 0."""
+    weights = weigh_at_once(logits, _to_device(scales(rows.temperature), logits))
+    _filter_top(weights, logits, rows, may_wait)
+    if rows.min_p.any():
+        _filter_min_p(weights, _to_device(rows.min_p, logits))
+    return weights
 
 
 def _filter_min_p(weights: Tensor, min_p: Tensor) -> None:

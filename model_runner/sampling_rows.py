@@ -22,7 +22,8 @@ class SamplingRows:
     """What sample() needs to know of each of R rows, on the host: arrays of shape [R].
 
     temperature, top_p, min_p and uniform are float64, top_k is int64; uniform lies in [0, 1). The neutral values are
-    those of SamplingParams.
+    those of SamplingParams. is_seeded: bool, whether the request has a seed of its own, so that its draw must be the
+    one that `uniform` stands for.
     """
 
     temperature: NDArray[np.float64]
@@ -30,10 +31,12 @@ class SamplingRows:
     top_p: NDArray[np.float64]
     min_p: NDArray[np.float64]
     uniform: NDArray[np.float64]
+    is_seeded: NDArray[np.bool_]
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]) -> SamplingRows:
-        """Rows from valid parameters. seeds are 0..2^64-1 and positions >= 0; `SamplingParams.seed` is not read.
+        """Rows from valid parameters. seeds are 0..2^64-1 and positions >= 0; of `SamplingParams.seed` only
+        whether it is there is read.
 
         Raises ValueError when the three differ in length, OverflowError for a seed or position out of range.
         """
@@ -45,12 +48,18 @@ class SamplingRows:
             top_p=np.array([each.top_p for each in params], dtype=np.float64),
             min_p=np.array([each.min_p for each in params], dtype=np.float64),
             uniform=uniforms(np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.uint64)),
+            is_seeded=np.array([each.seed is not None for each in params], dtype=np.bool_),
         )
 
     def take(self, index: NDArray[np.int64]) -> SamplingRows:
         """The rows at `index`, int64 [D], in that order."""
         return SamplingRows(
-            self.temperature[index], self.top_k[index], self.top_p[index], self.min_p[index], self.uniform[index]
+            self.temperature[index],
+            self.top_k[index],
+            self.top_p[index],
+            self.min_p[index],
+            self.uniform[index],
+            self.is_seeded[index],
         )
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_runner.device_copies import Download, Downloads, Lane, Uploads
+from model_runner.device_copies import Download, Downloads, Lane, Uploads, to_device
 from model_runner.draws import Drawn, Draws
 from model_runner.executor import TorchExecutor, current
 from model_runner.sampling import sample_ahead
-from model_runner.sampling_device import MeasuredRows, measure, positions_of
+from model_runner.sampling_device import MeasuredRows, Sampler, measure, positions_of
 from model_runner.sampling_rows import NO_TOKEN
 from model_runner.steps import Launched, StepOrder, StepResult
 
@@ -22,8 +22,10 @@ from model_runner.steps import Launched, StepOrder, StepResult
 class StreamSteps:
     """A model_runner.steps.Steps. What fails while a step is launched is raised at once."""
 
-    def __init__(self, executor: TorchExecutor, lane: Lane) -> None:
+    def __init__(self, executor: TorchExecutor, lane: Lane, sampler: Sampler | None = None) -> None:
+        """sampler: draws for the rows that it takes."""
         self._executor = executor
+        self._sampler = sampler
         self._uploads = Uploads(lane, executor.device)
         self._downloads = Downloads(lane)
 
@@ -40,14 +42,14 @@ class StreamSteps:
         pass
 
     def _drawn(self, logits: Tensor, draws: Draws) -> _StreamStep:
-        tokens = sample_ahead(logits, draws.rows, draws.source)
+        tokens = sample_ahead(logits, draws.rows, draws.source, self._sampler)
         asked = [number for number, count in enumerate(draws.top_n) if count is not None]
         counts = [draws.top_n[number] or 0 for number in asked]
         fetched = [tokens]
         if asked:
-            (rows, numbers) = self._uploads.send(
-                [torch.tensor([draws.source[number] for number in asked]), torch.tensor(asked)]
-            )
+            # Not by the buffers in turn: the next step would wait for this copy, and so for all of this step before it.
+            rows = to_device(torch.tensor([draws.source[number] for number in asked]), logits.device)
+            numbers = to_device(torch.tensor(asked), logits.device)
             measured = measure(logits[rows], tokens[numbers].clamp(min=0), max(counts))
             fetched += measured.tensors
         return _StreamStep(logits, tokens, _Fetched(self._downloads.fetch(fetched), asked, counts))

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 MAX_UNIX_PATH_BYTES = 107
 """The longest path that the kernel takes for a Unix socket."""
 
+SESSION_SUFFIX = ".session"
+"""Behind the path of a KV manager's socket."""
+
+MAX_SESSION_PATH_BYTES = 103
+"""With it; what every system takes, macOS too."""
+
 _TCP = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:\s/\[\]]+):(?P<port>[0-9]{1,5})")
 
 
@@ -59,6 +65,15 @@ def parse_unix_address(text: str) -> UnixAddress:
     if not text.startswith("unix:"):
         raise ValueError(f"{text!r} is no Unix socket: it must look like unix:/run/octavo/admin.sock.")
     return UnixAddress(_unix_path(text))
+
+
+def session_address(text: str) -> UnixAddress | None:
+    """The socket for sessions beside a KV manager's; None where that is no Unix socket, or its path is too long."""
+    address = parse_address(text)
+    if not isinstance(address, UnixAddress):
+        return None
+    path = f"{address.path}{SESSION_SUFFIX}"
+    return UnixAddress(path) if len(path.encode()) <= MAX_SESSION_PATH_BYTES else None
 
 
 def _unix_path(text: str) -> str:

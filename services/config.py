@@ -43,6 +43,7 @@ MAX_SPECULATIVE_TOKENS = 64
 MAX_SPECULATIVE_NGRAM = 16
 
 KvDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"]
+KvScaling = Literal["auto", "checkpoint", "calibrate", "none"]
 WeightsDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 ActivationsDtype = Literal["auto", "float32", "int8"]
 PrefixIndex = Literal["hash", "radix", "none"]
@@ -50,6 +51,7 @@ BlockHash = Literal["sha256", "xxh3"]
 Eviction = Literal["adaptive", "lru"]
 Scheduling = Literal["fcfs", "priority"]
 AsyncSteps = Literal["auto", "on", "off"]
+SamplingBackend = Literal["auto", "flashinfer", "torch"]
 
 
 class KvManagerSettings(ProcessSettings):
@@ -65,6 +67,9 @@ class KvManagerSettings(ProcessSettings):
     )
     session_silence_seconds: float = Field(
         10, ge=0.1, le=3600, description="Seconds without a word of a runner after which its sequences are ended."
+    )
+    session_socket: bool = Field(
+        True, description="Runners may use a faster socket beside a unix:/path without TLS: PATH.session."
     )
 
 
@@ -96,7 +101,12 @@ class ModelRunnerSettings(RunnerServerSettings):
         description="Type of what weights in 8 or 4 bits are multiplied with; auto: float32; int8: rounded, faster.",
     )
     kv_dtype: KvDtype = Field(
-        "auto", description="Type of K and V in the cache; auto: as the weights. fp8_e4m3 has no scales: it rounds."
+        "auto", description="Type of K and V in the cache; auto: as the weights. fp8_e4m3 rounds, after --kv-scales."
+    )
+    kv_scales: KvScaling = Field(
+        "auto",
+        description="Scales of K and V in fp8_e4m3: the checkpoint's; calibrate: measured at start on a page of text; "
+        "none; auto: the checkpoint's, else measured.",
     )
     attention_backend: str = Field(
         "auto",
@@ -104,9 +114,15 @@ class ModelRunnerSettings(RunnerServerSettings):
         description="Attention backend to try first: flashinfer, flash_attn, triton, cpu, cpu_torch or reference; "
         "auto: the device's fastest.",
     )
-    cuda_graphs: bool = Field(
-        False,
-        description="Captures decode steps once for each padded number of sequences, and replays them: on a GPU.",
+    sampling_backend: SamplingBackend = Field(
+        "auto",
+        description="What draws on a GPU for requests with neither seed nor top_k: flashinfer, or torch as for all "
+        "others; auto: flashinfer, if it can be had.",
+    )
+    cuda_graphs: bool | None = Field(
+        None,
+        description="Captures decode steps once for each padded number of sequences, and replays them.",
+        json_schema_extra={"shown_default": "on on a GPU whose attention backend can: flashinfer, triton"},
     )
     async_steps: AsyncSteps = Field(
         "auto",
@@ -116,7 +132,7 @@ class ModelRunnerSettings(RunnerServerSettings):
         False, description="Ends the start when a request's tokens may depend on its batch; the CPU kernels' never do."
     )
     block_size: Annotated[WholeNumber, AfterValidator(check_block_size)] = Field(
-        16, description="Tokens in one block: 8, 16, 32, 64 or 128."
+        16, description="Tokens in one block: 8, 16, 32, 64, 128 or 256."
     )
     num_blocks: Annotated[int | None, BeforeValidator(parse_number), AfterValidator(check_num_blocks)] = Field(
         None,

@@ -6,7 +6,7 @@ import re
 
 from kvmanager.types import MAX_BLOCKS
 
-BLOCK_SIZES = (8, 16, 32, 64, 128)
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 """Tokens in a block that the model runner's kernels take."""
 
 _UNITS = {

@@ -56,7 +56,7 @@ class Endpoint:
     metrics_address: str
     server: grpc.aio.Server
     health: Health
-    _interceptors: tuple[grpc.aio.ServerInterceptor, ...]
+    calls: RpcInterceptor
     _metrics: MetricsServer
     _others: list[grpc.aio.Server] = field(default_factory=list)
 
@@ -72,7 +72,7 @@ class Endpoint:
 
         Raises StartupError.
         """
-        server = create_server(max_receive_bytes, (*self._interceptors, *guards), limits)
+        server = create_server(max_receive_bytes, (self.calls, *guards), limits)
         add_servicer(server)
         bound = bind(server, address)
         await server.start()
@@ -98,8 +98,8 @@ async def open_endpoint(
 
     guards: interceptors of the service's own address, which may raise what the kind's mapping knows.
     """
-    interceptors = (RpcInterceptor(registry, kind.mapping, kind.domain),)
-    server = create_server(kind.max_receive_bytes, (*interceptors, *guards), settings.limits())
+    calls = RpcInterceptor(registry, kind.mapping, kind.domain)
+    server = create_server(kind.max_receive_bytes, (calls, *guards), settings.limits())
     add_servicer(server)
     if settings.reflection:
         enable_reflection(server, kind.names)
@@ -112,7 +112,7 @@ async def open_endpoint(
     except StartupError:
         await server.stop(None)
         raise
-    endpoint = Endpoint(address, metrics.address, server, health, interceptors, metrics)
+    endpoint = Endpoint(address, metrics.address, server, health, calls, metrics)
     try:
         await _open_probes(endpoint, getattr(settings, kind.health_field))
     except StartupError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote
@@ -152,8 +152,15 @@ async def abort(context: grpc.aio.ServicerContext, failure: RpcFailure) -> NoRet
 def describe_rpc_error(error: grpc.RpcError) -> RpcErrorView:
     """Reads a failed call of a grpc or grpc.aio client: code name, sentence, reason, numbers."""
     code: grpc.StatusCode = error.code()
-    info = _error_info(error)
+    info = _error_info(rpc_error_details(error))
     return RpcErrorView(code.name, error.details() or code.value[1], info.reason, dict(info.metadata))
+
+
+def view_of_status(status: status_pb2.Status) -> RpcErrorView:
+    """Reads the status of a call that came without gRPC, as describe_rpc_error() reads a failed call."""
+    code = next((each for each in grpc.StatusCode if each.value[0] == status.code), grpc.StatusCode.UNKNOWN)
+    info = _error_info(map(_unpacked, status.details))
+    return RpcErrorView(code.name, status.message or code.value[1], info.reason, dict(info.metadata))
 
 
 def rpc_error_details(error: grpc.RpcError) -> list[Message]:
@@ -182,8 +189,8 @@ def _unpacked(packed: AnyMessage) -> Message | None:
     return None
 
 
-def _error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo:
-    found = (each for each in rpc_error_details(error) if isinstance(each, error_details_pb2.ErrorInfo))
+def _error_info(details: Iterable[Message | None]) -> error_details_pb2.ErrorInfo:
+    found = (each for each in details if isinstance(each, error_details_pb2.ErrorInfo))
     return next(found, error_details_pb2.ErrorInfo())
 
 

@@ -98,7 +98,7 @@ def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None = None) ->
         raise StartupError(str(error)) from None
     prepare(parsed)
     try:
-        with _for_the_owner(parsed):
+        with for_the_owner(parsed):
             port = _add_port(server, str(parsed), tls)
     except RuntimeError:
         raise StartupError(f"Cannot listen on {parsed}: the system refuses it.") from None
@@ -121,7 +121,7 @@ def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> i
 
 
 @contextmanager
-def _for_the_owner(address: Address) -> Iterator[None]:
+def for_the_owner(address: Address) -> Iterator[None]:
     """A socket file is made for its owner alone: it is open from the moment on when it has a name."""
     if isinstance(address, TcpAddress):
         yield

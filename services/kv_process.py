@@ -16,15 +16,18 @@ from octavo.kv.v1 import kv_manager_pb2_grpc
 from kvmanager.manager import KvManager
 from services.config import KvManagerSettings
 from services.endpoint import Endpoint, ServiceKind, open_endpoint
-from services.errors import KV_DOMAIN, kv_failure
+from services.errors import KV_DOMAIN, StartupError, kv_failure
 from services.grpc_server import KV_MAX_RECEIVE_BYTES
 from services.health import Health
 from services.kv_metrics import BooksCollector, pool_readings
 from services.kv_service import KV_SERVICE_NAME, KvManagerServicer
 from services.metrics import new_registry, octavo_version, on_loop
 from services.presence import HEALTH_PREFIX, Presence
+from services.rpc_interceptor import Verb
 from services.session_metrics import SessionCollector, step_histogram
+from services.session_socket import SessionSocket, bind_session_socket, max_message_bytes
 from services.session_streams import SessionStreams
+from services.short_slices import ask_for_short_slices
 from services.signals import stop_signal
 
 _COLLECT_AFTER = (50_000, 20, 20)
@@ -49,6 +52,7 @@ class RunningKvManager:
     manager: KvManager
     sessions: SessionStreams
     endpoint: Endpoint
+    session_socket: SessionSocket | None
 
     @property
     def address(self) -> str:
@@ -63,6 +67,8 @@ class RunningKvManager:
         started = time.monotonic()
         await self.endpoint.health.stop()
         await self.sessions.drain(grace_seconds)
+        if self.session_socket is not None:
+            await self.session_socket.stop()
         await self.endpoint.stop(max(0.0, grace_seconds - (time.monotonic() - started)))
 
 
@@ -78,10 +84,19 @@ async def start_kv_manager(settings: KvManagerSettings) -> RunningKvManager:
     registry.register(SessionCollector(sessions))
     servicer = KvManagerServicer(manager, sessions)
     add_servicer = partial(kv_manager_pb2_grpc.add_KvManagerServiceServicer_to_server, servicer)
-    endpoint = await open_endpoint(KIND, settings, registry, add_servicer)
+    session_socket = bind_session_socket(settings)
+    try:
+        endpoint = await open_endpoint(KIND, settings, registry, add_servicer)
+    except StartupError:
+        if session_socket is not None:
+            session_socket.close()
+        raise
+    if session_socket is not None:
+        observe = partial(endpoint.calls.observe, Verb(KV_SERVICE_NAME, "Session"))
+        await session_socket.serve(sessions, max_message_bytes(settings), observe)
     sessions.listen(_SessionHealth(endpoint.health).tell)
     await endpoint.health.set_ready(True)
-    return RunningKvManager(manager, sessions, endpoint)
+    return RunningKvManager(manager, sessions, endpoint, session_socket)
 
 
 class _SessionHealth:
@@ -104,6 +119,7 @@ async def serve_kv_manager(
 ) -> None:
     """Serves until SIGTERM or SIGINT; `on_serving` is called once it does. Raises StartupError."""
     log = structlog.get_logger()
+    ask_for_short_slices()
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
     with stop_signal() as stopped:
@@ -112,6 +128,7 @@ async def serve_kv_manager(
             "kv-manager serves",
             address=running.address,
             metrics=f"http://{running.metrics_address}/metrics",
+            sessions="gRPC" if running.session_socket is None else f"{running.session_socket.address} or gRPC",
         )
         log.debug("kv-manager facts", boot_id=running.manager.boot_id, version=octavo_version())
         if on_serving is not None:

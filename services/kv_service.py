@@ -12,6 +12,7 @@ from kvmanager.errors import InvalidArgument
 from kvmanager.manager import KvManager
 from services import kv_wire as wire
 from services.kv_events import EventStreams
+from services.session_calls import serve_call
 from services.session_streams import SessionStreams
 
 KV_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KvManagerService"].full_name
@@ -192,7 +193,7 @@ class KvManagerServicer(kv_manager_pb2_grpc.KvManagerServiceServicer):
         self, request_iterator: AsyncIterator[object], context: Context
     ) -> AsyncIterator[pb.SessionResponse]:
         """Carries the whole traffic of one runner."""
-        answers = self._sessions.serve(request_iterator)
+        answers = serve_call(self._sessions, request_iterator)
         try:
             async for answer in answers:
                 yield answer

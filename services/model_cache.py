@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from model_runner.attention import AttentionBackend, AttentionShape, Choice, choose, order_of
+from model_runner.device_copies import CudaLane
 from model_runner.device_memory import CudaDevice, Device, StepMemory, measure
 from model_runner.executor import TorchExecutor
 from model_runner.kv_memory import KvMemory, describe_bytes
@@ -15,18 +16,19 @@ from model_runner.loading import LoadedModel
 from model_runner.models.native import NativeDecoder
 from services.config import ModelRunnerSettings
 from services.errors import StartupError
+from services.graph_setup import graphs_of, why_no_graphs, why_not_captured
 
 _CPU_MEMORY = 1 << 30
 
 
 def allocate_cache(
-    settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMemory, kv_dtype: torch.dtype, device: torch.device
+    settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMemory, shape: AttentionShape
 ) -> Choice:
     """Chooses the backend with a cache of two blocks, counts what there is room for, and allocates that.
 
-    Raises StartupError with one sentence.
+    shape: of the smaller cache. Raises StartupError with one sentence.
     """
-    shape = _shape(loaded, memory, kv_dtype, device)
+    device = shape.device
     try:
         choice = choose(order_of(settings.attention_backend, device), shape)
     except ValueError as error:
@@ -34,11 +36,11 @@ def allocate_cache(
     except torch.OutOfMemoryError:
         raise StartupError(f"No memory for attention beside the weights{free_of(device)}.") from None
     num_blocks = _num_blocks(settings, loaded, memory, choice.backend)
-    kind, refused = type(choice.backend), choice.refused
+    kind, refused, behind = type(choice.backend), choice.refused, choice.behind
     # What it has of the device goes before the cache comes.
     del choice
     try:
-        return Choice(kind(replace(shape, num_blocks=num_blocks)), refused)
+        return Choice(kind(replace(shape, num_blocks=num_blocks)), refused, behind)
     except RuntimeError:
         # What torch says when it gets no memory.
         wanted = describe_bytes(num_blocks * memory.bytes_per_block)
@@ -56,7 +58,10 @@ def free_of(device: torch.device) -> str:
     return f", where {describe_bytes(memory.free())} of {describe_bytes(memory.total())} are free"
 
 
-def _shape(loaded: LoadedModel, memory: KvMemory, kv_dtype: torch.dtype, device: torch.device) -> AttentionShape:
+def smallest_shape(
+    loaded: LoadedModel, memory: KvMemory, kv_dtype: torch.dtype, device: torch.device
+) -> AttentionShape:
+    """Of a cache of two blocks without scales."""
     config = loaded.config
     return AttentionShape(
         num_layers=config.num_layers,
@@ -79,7 +84,10 @@ def _num_blocks(settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMe
     if settings.num_blocks is not None:
         return settings.num_blocks
     if settings.kv_cache_memory is None and device.type == "cuda":
-        executor = TorchExecutor(loaded.model, backend, memory.block_size, device)
+        graphs = None
+        if why_no_graphs(settings, loaded.model, backend) is None:
+            graphs = graphs_of(settings, loaded.model, backend, loaded.config.max_position_embeddings)
+        executor = TorchExecutor(loaded.model, backend, memory.block_size, device, graphs)
         return blocks_left(settings, memory, measured_step(settings, executor, CudaDevice(device)))
     try:
         return memory.blocks_for_budget(settings.kv_cache_memory or _CPU_MEMORY)
@@ -88,10 +96,19 @@ def _num_blocks(settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMe
 
 
 def measured_step(settings: ModelRunnerSettings, executor: TorchExecutor, device: Device) -> StepMemory:
-    """What the largest step that the settings allow takes of a device. Raises StartupError where it does not fit."""
+    """What the largest step that the settings allow takes of a device, and its graphs, which stay.
+
+    Raises StartupError where it does not fit.
+    """
     tokens, sequences = settings.max_batched_tokens, settings.max_sequences
+
+    def work() -> None:
+        run_largest_step(executor, CudaLane(executor.device), tokens, sequences, settings.block_size)
+        # What cannot be captured is spoken of when those that serve are.
+        why_not_captured(executor)
+
     try:
-        return measure(device, lambda: run_largest_step(executor, tokens, sequences, settings.block_size))
+        return measure(device, work)
     except torch.OutOfMemoryError:
         raise StartupError(
             f"A step of {tokens} tokens in {sequences} sequences does not fit beside the weights: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 import torch
@@ -16,7 +16,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from model_runner import native
 from model_runner.attention import AttentionBackend
 from model_runner.books import PoolFacts
-from model_runner.decode_graphs import DecodeGraphs
 from model_runner.device_copies import CudaLane
 from model_runner.engine_types import EngineOptions
 from model_runner.errors import ModelLoadError
@@ -25,6 +24,8 @@ from model_runner.kv_memory import KvMemory, describe_bytes
 from model_runner.loading import KV_DTYPES, LoadedModel, demo_model_path, load_model
 from model_runner.models.decoder import Decoder
 from model_runner.models.native import NativeDecoder
+from model_runner.sampling_choice import SamplerChoice, choose_sampler
+from model_runner.sampling_device import Sampler
 from model_runner.scheduler import SchedulerLimits
 from model_runner.steps import InlineSteps, Steps, WorkerSteps
 from model_runner.stream_steps import StreamSteps
@@ -35,7 +36,9 @@ from services.config import ModelRunnerSettings
 from services.cpus import usable_cpus
 from services.errors import StartupError
 from services.form_compiler import FormCompiler
-from services.model_cache import allocate_cache, free_of
+from services.graph_setup import prepared_executor
+from services.kv_scaling import UNSCALED, Scaling, is_scaled, scaling_for, wants_checkpoint_scales
+from services.model_cache import allocate_cache, free_of, smallest_shape
 
 log = structlog.get_logger()
 
@@ -50,6 +53,8 @@ class Setup:
     memory: KvMemory
     options: EngineOptions
     limits: Limits
+    scaling: Scaling = UNSCALED
+    sampler: Sampler | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -60,7 +65,9 @@ class Setup:
         device = self.backend.shape.device
         if not self.options.async_steps:
             return InlineSteps(self.executor)
-        return StreamSteps(self.executor, CudaLane(device)) if device.type == "cuda" else WorkerSteps(self.executor)
+        if device.type == "cuda":
+            return StreamSteps(self.executor, CudaLane(device), self.sampler)
+        return WorkerSteps(self.executor)
 
     def form_compiler(self) -> FormCompiler:
         """What makes constraints of structured_output."""
@@ -78,6 +85,7 @@ class Setup:
             has_chat_template=self.tokenizer.chat_template is not None,
             weights_dtype=self.loaded.weights_form,
             kv_dtype=_dtype_name(self.backend.shape.kv_dtype),
+            kv_scales=self.scaling.source,
             attention_backend=self.backend.name,
             block_size=facts.block_size,
             num_blocks=facts.num_blocks,
@@ -95,7 +103,7 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
 
     Raises StartupError with one sentence.
     """
-    device = _device(settings.device)
+    device, with_kv_scales = _device(settings.device), wants_checkpoint_scales(settings)
     _set_threads(settings.num_threads or usable_cpus())
     try:
         with _progress(settings, is_stopped) as on_progress:
@@ -105,6 +113,7 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
                 activations_dtype=settings.activations_dtype,
                 device=device,
                 name=settings.model_name,
+                with_kv_scales=with_kv_scales,
                 on_progress=on_progress,
             )
     except ModelLoadError as error:
@@ -118,23 +127,31 @@ def set_up_model(settings: ModelRunnerSettings, is_stopped: Callable[[], bool] =
 def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torch.device) -> Setup:
     config = loaded.config
     kv_dtype = KV_DTYPES.get(settings.kv_dtype, loaded.weights_dtype)
+    drawing = _choose_sampler(settings, device, config.vocab_size)
     memory = KvMemory(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype.itemsize, settings.block_size)
-    choice = allocate_cache(settings, loaded, memory, kv_dtype, device)
+    shape = smallest_shape(loaded, memory, kv_dtype, device)
+    scaling = scaling_for(settings, loaded, shape)
+    choice = allocate_cache(settings, loaded, memory, replace(shape, scales=scaling.scales))
     backend = choice.backend
     num_blocks = backend.shape.num_blocks
     cache = _dtype_name(kv_dtype)
     variance = why_not_deterministic(loaded.model, backend)
     if settings.deterministic and variance is not None:
         raise StartupError(f"--deterministic cannot be promised: {variance}.")
+    longest = min(config.max_position_embeddings, (num_blocks - 1) * settings.block_size)
+    prepared = prepared_executor(settings, loaded.model, backend, longest)
     _tell(
         settings,
         model=f"{loaded.name}, weights {loaded.weights_form}, activations {loaded.activations_dtype}, K/V {cache}, "
         f"{backend.name} attention on {device}, {torch.get_num_threads()} threads",
         kernels=_describe_kernels(loaded),
         attention=choice.describe(),
+        **({"kv_scales": scaling.describe()} if is_scaled(settings) else {}),
         deterministic="yes, in any batch" if variance is None else f"no: {variance}",
         speculation=_describe_speculation(settings),
         async_steps=_describe_async_steps(settings, device),
+        cuda_graphs=prepared.graphs,
+        sampling=drawing.line,
         **memory.describe(num_blocks, config.num_heads),
     )
     scheduling = SchedulerLimits(
@@ -146,8 +163,9 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
         speculative_tokens=settings.speculative_tokens,
         speculative_ngram=settings.speculative_ngram,
     )
-    longest = min(config.max_position_embeddings, (num_blocks - 1) * settings.block_size)
     fingerprint = f"{loaded.name}:{loaded.fingerprint}:{_dtype_name(kv_dtype)}"
+    if scaling.scales is not None:
+        fingerprint += f":{scaling.scales.name}"
     options = EngineOptions(
         facts=PoolFacts(num_blocks, settings.block_size, memory.bytes_per_block, fingerprint),
         limits=scheduling,
@@ -160,24 +178,13 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     return Setup(
         loaded=loaded,
         backend=backend,
-        executor=TorchExecutor(
-            loaded.model, backend, settings.block_size, device, _decode_graphs(settings, loaded.model, backend, longest)
-        ),
+        executor=prepared.executor,
         memory=memory,
         options=options,
         limits=Limits(config.vocab_size, longest, scheduling.slots),
+        scaling=scaling,
+        sampler=drawing.sampler,
     )
-
-
-def _decode_graphs(
-    settings: ModelRunnerSettings, model: Decoder | NativeDecoder, backend: AttentionBackend, longest: int
-) -> DecodeGraphs | None:
-    if not settings.cuda_graphs:
-        return None
-    device = backend.shape.device
-    if device.type != "cuda" or not backend.is_capturable or isinstance(model, NativeDecoder):
-        raise StartupError(f"--cuda-graphs cannot be had for {backend.name} attention on {device}.")
-    return DecodeGraphs(model, backend, settings.max_sequences, -(-longest // settings.block_size))
 
 
 def _set_threads(threads: int) -> None:
@@ -185,6 +192,16 @@ def _set_threads(threads: int) -> None:
     kernels = native.library()
     if kernels is not None:
         kernels.set_threads(threads)
+
+
+def _choose_sampler(settings: ModelRunnerSettings, device: torch.device, vocabulary: int) -> SamplerChoice:
+    """Draws in the stream can be somebody else's; those that the engine waits for are ours."""
+    name, is_cuda = settings.sampling_backend, device.type == "cuda"
+    if name == "torch" or (name == "auto" and not is_cuda):
+        return SamplerChoice(None, "octavo's own")
+    if is_cuda and not _are_async(settings, device):
+        return SamplerChoice(None, "octavo's own (not flashinfer: steps are not planned ahead)")
+    return choose_sampler(device, vocabulary)
 
 
 def _are_async(settings: ModelRunnerSettings, device: torch.device) -> bool:

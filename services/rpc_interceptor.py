@@ -27,7 +27,9 @@ _MALFORMED = object()
 
 
 @dataclass(frozen=True, slots=True)
-class _Verb:
+class Verb:
+    """A verb by the full name of its service and its own."""
+
     service: str
     method: str
 
@@ -59,13 +61,13 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         service, _, method = handler_call_details.method.lstrip("/").partition("/")
         if handler is None or service.startswith("grpc."):
             return handler
-        return self._wrapped(handler, _Verb(service, method))
+        return self._wrapped(handler, Verb(service, method))
 
-    def _wrapped(self, handler: grpc.RpcMethodHandler, verb: _Verb) -> grpc.RpcMethodHandler:
+    def _wrapped(self, handler: grpc.RpcMethodHandler, verb: Verb) -> grpc.RpcMethodHandler:
         parse = _tolerant(handler.request_deserializer)
         return around(handler, partial(self._unary, verb=verb), partial(self._stream, verb=verb), parse)
 
-    def _unary(self, behaviour: Unary, verb: _Verb) -> Unary:
+    def _unary(self, behaviour: Unary, verb: Verb) -> Unary:
         async def measured(request: Any, context: grpc.aio.ServicerContext) -> Message:
             async with _Measured(self, verb, context):
                 await self._refuse_malformed(request, context)
@@ -73,7 +75,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
 
         return measured
 
-    def _stream(self, behaviour: Stream, verb: _Verb) -> Stream:
+    def _stream(self, behaviour: Stream, verb: Verb) -> Stream:
         async def measured(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Message, None]:
             async with _Measured(self, verb, context):
                 await self._refuse_malformed(request, context)
@@ -87,7 +89,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         if request is _MALFORMED:
             await abort(context, malformed_failure(self._domain))
 
-    async def fail(self, error: BaseException, verb: _Verb, context: grpc.aio.ServicerContext) -> None:
+    async def fail(self, error: BaseException, verb: Verb, context: grpc.aio.ServicerContext) -> None:
         """Ends the RPC with the status that `error` means."""
         if isinstance(error, NotImplementedError) and _name(context.code()) == "UNIMPLEMENTED":
             # What the generated base class does for a verb that the servicer does not have.
@@ -104,7 +106,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             # send another one for any other exception, lets go of a handler that is cancelled.
             raise asyncio.CancelledError from None
 
-    def observe(self, verb: _Verb, code: str, seconds: float) -> None:
+    def observe(self, verb: Verb, code: str, seconds: float) -> None:
         """Counts one RPC that ended with the status `code` after so many seconds."""
         self._durations.labels(verb.service, verb.method, code).observe(seconds)
 
@@ -114,7 +116,7 @@ class _Measured:
 
     __slots__ = ("_context", "_interceptor", "_start", "_verb")
 
-    def __init__(self, interceptor: RpcInterceptor, verb: _Verb, context: grpc.aio.ServicerContext) -> None:
+    def __init__(self, interceptor: RpcInterceptor, verb: Verb, context: grpc.aio.ServicerContext) -> None:
         self._interceptor = interceptor
         self._verb = verb
         self._context = context

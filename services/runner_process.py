@@ -32,7 +32,7 @@ from services.model_setup import Setup, set_up_model
 from services.runner_errors import runner_failure
 from services.runner_metrics import RunnerMetrics
 from services.runner_service import RUNNER_SERVICE_NAME, ModelRunnerServicer
-from services.session.link import GrpcLink
+from services.session.dial import SessionDial
 from services.session_books import SessionBooks
 from services.signals import stop_signal
 from services.streams import Streams
@@ -210,7 +210,7 @@ async def _serve(
     """Runs the engine until the process is told to stop. Raises StartupError when the KV manager refuses us."""
     readiness = _Readiness(endpoint, answering, settings)
     books = SessionBooks(
-        partial(GrpcLink, settings.kv_address, settings.kv_tls()),
+        SessionDial(settings.kv_address, settings.kv_tls()),
         pool_id=settings.pool_id,
         cache=settings.cache_options(),
         lease_blocks=settings.lease_of(setup.options.facts.num_blocks),

@@ -12,7 +12,7 @@ from bench.gpu.paged import shape_of
 from bench.gpu.place import Place
 from model_runner.attention import AttentionShape
 from model_runner.attention.choice import BACKENDS
-from model_runner.attention.trial import why_broken
+from model_runner.attention.trial import SCALES, why_broken
 
 _HEADS = ((8, 8), (8, 4), (6, 2), (8, 2), (8, 1), (32, 8))
 """Query heads and KV heads."""
@@ -48,7 +48,7 @@ def _shapes(place: Place) -> Iterator[AttentionShape]:
         query, kv = types[number % len(types)]
         size = _BLOCKS[number % len(_BLOCKS)]
         shape = replace(own, num_heads=heads[0], num_kv_heads=heads[1], head_dim=dim, block_size=size)
-        yield replace(shape, query_dtype=query, kv_dtype=kv)
+        yield replace(shape, query_dtype=query, kv_dtype=kv, scales=SCALES if kv.itemsize == 1 else None)
     yield replace(own, sliding_window=5)
     yield replace(own, logits_soft_cap=30.0)
 

@@ -101,6 +101,12 @@ SYSTEMS: dict[str, SystemSpec] = {
             {"arguments": ["--activations-dtype=int8"]},
             says="the file's own weights, activations in 8 bits, as in llama-q4",
         ),
+        SystemSpec(
+            "octavo-w4a8-kv16",
+            "octavo_system",
+            {"arguments": ["--activations-dtype=int8", "--kv-dtype=bfloat16"]},
+            says="the same with K/V in bfloat16, as in vllm-bfloat16; llama-q4 has float16",
+        ),
         _vllm("vllm", "float32", eager=False),
         _vllm("vllm-eager", "float32", eager=True),
         _vllm("vllm-bfloat16", "bfloat16", eager=False),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model_runner.batch import StepBatch
 from model_runner.books import CopyOrder
+from model_runner.kv_scales import KvScales
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class AttentionShape:
     """What a backend must know of the model and of the cache.
 
     kv_dtype: of the cache. sliding_window: keys seen, the query's own included. logits_soft_cap: scores become
-    cap x tanh(score / cap). k_scale, v_scale: what is stored is the key or value divided by its scale, for a cache of
-    8 bits. query_dtype: of the queries, keys and values that run() gets.
+    cap x tanh(score / cap). scales: by what keys and values are divided before they are stored, for a cache of 8 bits.
+    query_dtype: of the queries, keys and values that run() gets.
     """
 
     num_layers: int
@@ -33,13 +34,20 @@ class AttentionShape:
     device: torch.device
     sliding_window: int | None = None
     logits_soft_cap: float | None = None
-    k_scale: float = 1.0
-    v_scale: float = 1.0
+    scales: KvScales | None = None
     query_dtype: torch.dtype = torch.float32
 
     @property
     def scale(self) -> float:
         return float(self.head_dim**-0.5)
+
+    def k_scale(self, layer: int) -> float:
+        """What stored keys of a layer are multiplied with; 1 where there are no scales."""
+        return 1.0 if self.scales is None else self.scales.keys[layer]
+
+    def v_scale(self, layer: int) -> float:
+        """The same of values."""
+        return 1.0 if self.scales is None else self.scales.values[layer]
 
     @property
     def group_size(self) -> int:
@@ -95,6 +103,10 @@ class AttentionBackend(ABC):
         so is everything else on the device that run() reads.
         """
         raise NotImplementedError(f"{self.name} reads what a graph would not see")
+
+    def gains_from_plan(self, tables: Sequence[Sequence[int]]) -> bool:
+        """Whether a step of one token for each of these block tables is worth a plan() that no graph can follow."""
+        return False
 
     @abstractmethod
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

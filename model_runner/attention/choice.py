@@ -35,15 +35,18 @@ _ON_GPU = (FlashInferAttention, FlashAttention, TritonAttention, ReferenceAttent
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A backend, and by name what was against each that comes before it."""
+    """A backend, by name what was against each that comes before it, and the names of those after it."""
 
     backend: AttentionBackend
     refused: tuple[tuple[str, str], ...]
+    behind: tuple[str, ...]
 
     def describe(self) -> str:
-        """One line for the log: 'triton (not flashinfer: ...; not flash_attn: ...)'."""
-        reasons = "; ".join(f"not {name}: {reason}" for name, reason in self.refused)
-        return f"{self.backend.name} ({reasons})" if reasons else self.backend.name
+        """One line for the log: 'triton (not flashinfer: ...; not flash_attn: ...; before reference)'."""
+        reasons = [f"not {name}: {reason}" for name, reason in self.refused]
+        if self.behind:
+            reasons.append(f"before {', '.join(self.behind)}")
+        return f"{self.backend.name} ({'; '.join(reasons)})" if reasons else self.backend.name
 
 
 def order_of(name: str, device: torch.device) -> Sequence[type[AttentionBackend]]:
@@ -65,12 +68,12 @@ def choose(order: Sequence[type[AttentionBackend]], shape: AttentionShape) -> Ch
     Kernels for GPUs must pass a trial. Raises what torch raises when there is too little memory.
     """
     refused: list[tuple[str, str]] = []
-    for candidate in order:
+    for place, candidate in enumerate(order):
         reason = candidate.why_not(shape)
         if reason is None and issubclass(candidate, GpuAttention):
             reason = why_broken(candidate, shape)
         if reason is None:
-            return Choice(candidate(shape), tuple(refused))
+            return Choice(candidate(shape), tuple(refused), tuple(each.name for each in order[place + 1 :]))
         refused.append((candidate.name, reason))
     raise ValueError(f"no attention backend can be had: {refused}")
 

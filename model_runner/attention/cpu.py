@@ -46,7 +46,7 @@ class CpuAttention(AttentionBackend):
             return f"{shape.head_dim} dimensions of a head are an odd number"
         if shape.logits_soft_cap is not None:
             return "the CPU kernels know no soft cap of logits"
-        return None if shape.k_scale == shape.v_scale == 1 else "the CPU kernels know no scales of K/V"
+        return None if shape.scales is None else "the CPU kernels know no scales of K/V"
 
     @property
     def cache(self) -> native.CCache:

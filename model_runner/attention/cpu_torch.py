@@ -57,7 +57,7 @@ class TorchCpuAttention(AttentionBackend):
 
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         shape = self.shape
-        for cache, new, scale in ((self.keys, keys, shape.k_scale), (self.values, values, shape.v_scale)):
+        for cache, new, scale in ((self.keys, keys, shape.k_scale(layer)), (self.values, values, shape.v_scale(layer))):
             cache[layer][self._target_blocks, :, self._target_slots] = stored(new, scale, cache.dtype)
         grouped = queries.view(-1, shape.num_kv_heads, shape.group_size, shape.head_dim)
         output = torch.empty_like(grouped)
@@ -86,8 +86,8 @@ class TorchCpuAttention(AttentionBackend):
     def _attend(self, layer: int, queries: Tensor, plan: _SequencePlan) -> Tensor:
         """queries and result: [rows, kv heads, group_size, head_dim]."""
         shape = self.shape
-        keys = self._numbers(self._gather(self.keys[layer], plan), shape.k_scale)
-        values = self._numbers(self._gather(self.values[layer], plan), shape.v_scale)
+        keys = self._numbers(self._gather(self.keys[layer], plan), shape.k_scale(layer))
+        values = self._numbers(self._gather(self.values[layer], plan), shape.v_scale(layer))
         rows, heads, group, dim = queries.shape
         folded = queries.permute(1, 2, 0, 3).reshape(1, heads, group * rows, dim).to(keys.dtype)
         if shape.logits_soft_cap is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,12 +42,16 @@ Call = Callable[[Callable[..., Any], AttentionShape, _Step, Tensor, Tensor, Tens
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A function that attends through block tables, and what it can't. page_multiple: of the tokens in a block."""
+    """A function that attends through block tables, and what it can't.
+
+    page_multiple: of the tokens in a block. tables: the parameter for block tables, which older releases don't have.
+    """
 
     title: str
     module: str
     function: str
     page_multiple: int
+    tables: str
     has_soft_cap: bool
     call: Call
 
@@ -96,11 +101,14 @@ class FlashAttention(GpuAttention):
     @classmethod
     def why_not_shape(cls, shape: AttentionShape) -> str | None:
         if shape.query_dtype not in (torch.float16, torch.bfloat16) or shape.kv_dtype is not shape.query_dtype:
+            if shape.kv_dtype.itemsize == 1:
+                # FlashAttention 3 refuses keys of another type than the queries', and version 2 has no 8 bits at all.
+                return f"its kernels read K/V in {name_of(shape.kv_dtype)} only for queries that are rounded to it too"
             types = f"queries in {name_of(shape.query_dtype)} over K/V in {name_of(shape.kv_dtype)}"
             return f"its kernels have float16 or bfloat16 for both, not {types}"
         if shape.head_dim > 256 or shape.head_dim % 8:
             return f"its kernels have heads of multiples of 8 up to 256 dimensions, not {shape.head_dim}"
-        return None if shape.k_scale == shape.v_scale == 1 else "scales of K/V are for 8 bits, which it has not"
+        return None if shape.scales is None else "scales of K/V are for 8 bits, which it has not"
 
     def plan(self, batch: StepBatch) -> None:
         self._batch = batch
@@ -187,9 +195,9 @@ def _window(shape: AttentionShape) -> tuple[int, int]:
 
 
 VERSIONS = (
-    Version("FlashAttention 3", "flash_attn_interface", "flash_attn_with_kvcache", 1, True, _call_3),
-    Version("FlashAttention 2", "flash_attn", "flash_attn_varlen_func", 256, True, _call_2),
-    Version("torch's varlen_attn", "torch.nn.attention.varlen", "varlen_attn", 256, False, _call_torch),
+    Version("FlashAttention 3", "flash_attn_interface", "flash_attn_with_kvcache", 1, "page_table", True, _call_3),
+    Version("FlashAttention 2", "flash_attn", "flash_attn_varlen_func", 256, "block_table", True, _call_2),
+    Version("torch's varlen_attn", "torch.nn.attention.varlen", "varlen_attn", 256, "block_table", False, _call_torch),
 )
 """Best first."""
 
@@ -199,10 +207,10 @@ def _why_not_version(version: Version, shape: AttentionShape) -> str | None:
     if reason is not None:
         return reason
     try:
-        version.load()
+        function = version.load()
     except ModuleNotFoundError:
         return f"{version.title} is not installed"
     # An import that loads CUDA libraries can fail in any way.
     except Exception as error:
         return f"{version.title} cannot be loaded: {type(error).__name__}: {error}"
-    return None
+    return None if version.tables in inspect.signature(function).parameters else f"{version.title} has no block tables"

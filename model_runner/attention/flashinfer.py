@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model_runner.attention.backend import AttentionShape, lacks, name_of, stored
 from model_runner.attention.nhd import GpuAttention
-from model_runner.attention.pages import Pages, num_shared_blocks, pages_of, prefix_pages
+from model_runner.attention.pages import Pages, num_common_blocks, num_shared_blocks, pages_of, prefix_pages
 from model_runner.batch import StepBatch
 from model_runner.device_copies import CudaLane, Mark, to_device
 
@@ -27,18 +27,22 @@ GROUP_SIZES = (1, 2, 3, 4, 6, 8, 16)
 CASCADE_SEQUENCES = 4
 CASCADE_TOKENS = 512
 """From so many sequences and shared tokens on, a shared prefix is read once for all."""
+CASCADE_INSTEAD_OF_GRAPH = 8 << 30
+"""Bytes of K/V that need not be read, from which on it is worth launching a step's kernels one by one: milliseconds."""
 _LEAST_CAPABILITY = (7, 5)
 _BFLOAT16_CAPABILITY = (8, 0)
 
 Cache = tuple[Tensor, Tensor]
+Run = Callable[..., Tensor]
+"""Attends as it was planned: run(queries, (keys, values)), with k_scale and v_scale where K/V have scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of the step that one planned wrapper computes: run(queries, (keys, values))."""
+    """Rows of the step that are computed by one plan."""
 
     rows: slice
-    run: Callable[[Tensor, Cache], Tensor]
+    run: Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,8 @@ class _Replayed:
 class FlashInferAttention(GpuAttention):
     """A step begins with its single tokens, which the decode kernels take; all that follows is prefill's.
 
-    plan() gets lengths from the host and never waits for the device. Scales of K/V are ours: k_scale is part of the
-    scale of scores, and results are multiplied by v_scale.
+    plan() gets lengths from the host and never waits for the device. One plan serves all layers, and each layer's
+    scales of K/V are numbers on the host that run() gets: a graph keeps them with the layer's launches.
     """
 
     name = "flashinfer"
@@ -78,7 +82,9 @@ class FlashInferAttention(GpuAttention):
         self._workspace = torch.zeros(workspace_bytes, dtype=torch.uint8, device=shape.device)
         self._decode = self._decode_wrapper()
         self._prefill = self._api.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
-        self._cascade = self._api.MultiLevelCascadeAttentionWrapper(2, self._workspace, "NHD")
+        # FlashInfer has a wrapper for such levels, whose run() takes no scales.
+        self._prefix = self._api.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
+        self._own = self._api.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
         self._replayed: dict[int, _Replayed] = {}
         self._parts: list[_Part] = []
         self._append: _Append
@@ -115,7 +121,8 @@ class FlashInferAttention(GpuAttention):
             run = self._plan_decode(batch, slice(0, num_decoded))
             self._parts.append(_Part(slice(0, num_decoded), run))
         if num_decoded < len(batch.query_lengths):
-            run = self._plan_prefill(pages_of(batch, slice(num_decoded, None), self.shape.block_size))
+            pages = pages_of(batch, slice(num_decoded, None), self.shape.block_size)
+            run = self._plan_prefill(self._prefill, pages, causal=True)
             self._parts.append(_Part(slice(num_decoded, None), run))
         self._note_plan()
 
@@ -131,12 +138,19 @@ class FlashInferAttention(GpuAttention):
         self._parts = [_Part(slice(None), self._plan_wrapper(replayed.wrapper, pages))]
         self._note_plan()
 
+    def gains_from_plan(self, tables: Sequence[Sequence[int]]) -> bool:
+        """Only plan() has a shared prefix read once for all: a gain when it is long or has many sequences."""
+        if self.shape.sliding_window is not None or len(tables) < CASCADE_SEQUENCES:
+            return False
+        saved = (len(tables) - 1) * num_common_blocks(tables) * self.cache_bytes // self.shape.num_blocks
+        return saved >= CASCADE_INSTEAD_OF_GRAPH
+
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         shape, append = self.shape, self._append
         cached = (self.keys[layer], self.values[layer])
         self._api.append_paged_kv_cache(
-            stored(keys, shape.k_scale, shape.kv_dtype),
-            stored(values, shape.v_scale, shape.kv_dtype),
+            stored(keys, shape.k_scale(layer), shape.kv_dtype),
+            stored(values, shape.v_scale(layer), shape.kv_dtype),
             append.sequences,
             append.positions,
             cached,
@@ -146,9 +160,9 @@ class FlashInferAttention(GpuAttention):
             kv_layout="NHD",
         )
         queries = queries.contiguous()
-        outputs = [part.run(queries[part.rows], cached) for part in self._parts]
-        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return output if shape.v_scale == 1 else output * shape.v_scale
+        scales = {} if shape.scales is None else {"k_scale": shape.k_scale(layer), "v_scale": shape.v_scale(layer)}
+        outputs = [part.run(queries[part.rows], cached, **scales) for part in self._parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _plan_append(self, batch: StepBatch) -> _Append:
         pages = pages_of(batch, slice(None), self.shape.block_size)
@@ -162,13 +176,13 @@ class FlashInferAttention(GpuAttention):
             last_page_len=self._on_device(pages.last_page_len),
         )
 
-    def _plan_decode(self, batch: StepBatch, sequences: slice) -> Callable[[Tensor, Cache], Tensor]:
+    def _plan_decode(self, batch: StepBatch, sequences: slice) -> Run:
         shared = self._shared_blocks(batch, sequences)
         if shared:
             return self._plan_cascade(batch, sequences, shared)
         return self._plan_wrapper(self._decode, pages_of(batch, sequences, self.shape.block_size))
 
-    def _plan_wrapper(self, wrapper: Any, pages: Pages) -> Callable[[Tensor, Cache], Tensor]:
+    def _plan_wrapper(self, wrapper: Any, pages: Pages) -> Run:
         wrapper.plan(
             pages.indptr,
             self._on_device(pages.indices),
@@ -176,36 +190,33 @@ class FlashInferAttention(GpuAttention):
             *self._sizes,
             **self._options(),
         )
-        run: Callable[[Tensor, Cache], Tensor] = wrapper.run
+        run: Run = wrapper.run
         return run
 
-    def _plan_prefill(self, pages: Pages) -> Callable[[Tensor, Cache], Tensor]:
-        self._prefill.plan(
+    def _plan_prefill(self, wrapper: Any, pages: Pages, *, causal: bool) -> Run:
+        wrapper.plan(
             pages.query_indptr,
             pages.indptr,
             self._on_device(pages.indices),
             pages.last_page_len,
             *self._sizes,
-            causal=True,
+            causal=causal,
             **self._options(),
         )
-        run: Callable[[Tensor, Cache], Tensor] = self._prefill.run
+        run: Run = wrapper.run
         return run
 
-    def _plan_cascade(self, batch: StepBatch, sequences: slice, shared: int) -> Callable[[Tensor, Cache], Tensor]:
-        """Level 0 has the shared blocks, once for all queries; level 1 has each sequence's own."""
-        size = self.shape.block_size
-        levels = [prefix_pages(batch, sequences, size, shared), pages_of(batch, sequences, size, shared)]
-        self._cascade.plan(
-            [level.query_indptr for level in levels],
-            [level.indptr for level in levels],
-            [self._on_device(level.indices) for level in levels],
-            [level.last_page_len for level in levels],
-            *self._sizes,
-            causal=True,
-            **self._options(),
-        )
-        run: Callable[[Tensor, Cache], Tensor] = self._cascade.run
+    def _plan_cascade(self, batch: StepBatch, sequences: slice, shared: int) -> Run:
+        """The shared blocks are read once for all queries, then each sequence's own; both results are merged."""
+        size, merge = self.shape.block_size, self._api.merge_state
+        prefix = self._plan_prefill(self._prefix, prefix_pages(batch, sequences, size, shared), causal=False)
+        own = self._plan_prefill(self._own, pages_of(batch, sequences, size, shared), causal=True)
+
+        def run(queries: Tensor, cached: Cache, **scales: float) -> Tensor:
+            parts = [each(queries, cached, return_lse=True, **scales) for each in (prefix, own)]
+            merged: Tensor = merge(*parts[0], *parts[1])[0]
+            return merged
+
         return run
 
     def _shared_blocks(self, batch: StepBatch, sequences: slice) -> int:
@@ -251,7 +262,7 @@ class FlashInferAttention(GpuAttention):
         """What every plan is told last. The data types have defaults of FlashInfer's own, which are not ours."""
         shape = self.shape
         return {
-            "sm_scale": shape.scale * shape.k_scale,
+            "sm_scale": shape.scale,
             "window_left": -1 if shape.sliding_window is None else shape.sliding_window - 1,
             "logits_soft_cap": shape.logits_soft_cap,
             "q_data_type": shape.query_dtype,

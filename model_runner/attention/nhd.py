@@ -31,7 +31,7 @@ class NhdAttention(AttentionBackend):
     def _write(self, layer: int, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
         """Puts keys and values, [T, kv heads, head_dim], to the slots, int64 [T]."""
         shape = self.shape
-        for cache, new, scale in ((self.keys, keys, shape.k_scale), (self.values, values, shape.v_scale)):
+        for cache, new, scale in ((self.keys, keys, shape.k_scale(layer)), (self.values, values, shape.v_scale(layer))):
             cache[layer].view(-1, *new.shape[1:])[slot_mapping] = stored(new, scale, cache.dtype)
 
     def _slots(self, cache: Tensor, block: int, num_tokens: int) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -62,6 +64,14 @@ def num_shared_blocks(batch: StepBatch, sequences: slice, block_size: int) -> in
         length - count for length, count in zip(batch.lengths[sequences], batch.query_lengths[sequences], strict=True)
     )
     return min(alike, min(first_queries) // block_size)
+
+
+def num_common_blocks(tables: Sequence[Sequence[int]]) -> int:
+    """Blocks that all block tables begin with."""
+    # Whatever the least and the greatest of them share, those between share too.
+    lists = cast("Sequence[list[int]]", tables)
+    pairs = zip(min(lists), max(lists), strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(map(len, tables)))
 
 
 def _offsets(counts: np.ndarray) -> Tensor:

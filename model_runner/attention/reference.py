@@ -39,7 +39,7 @@ class ReferenceAttention(NhdAttention):
         here = slice(first % shape.block_size, first % shape.block_size + length - first)
         keys, values = (
             scale * cache[layer][blocks].flatten(0, 1)[here].float().repeat_interleave(shape.group_size, dim=1)
-            for cache, scale in ((self.keys, shape.k_scale), (self.values, shape.v_scale))
+            for cache, scale in ((self.keys, shape.k_scale(layer)), (self.values, shape.v_scale(layer)))
         )
         scores = torch.einsum("qhd,khd->hqk", queries.float(), keys) * shape.scale
         seen = visible(len(queries), length, shape.sliding_window, queries.device)[:, first:]

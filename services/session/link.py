@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -14,15 +13,10 @@ from octavo.kv.v1 import kv_manager_pb2_grpc
 
 from services.channels import ClientTls, open_channel
 from services.errors import StartupError, describe_rpc_error
+from services.session.arrivals import Arrivals, LinkBroken
+from services.short_slices import ask_for_short_slices
 
-
-class LinkBroken(Exception):
-    """The stream has ended. code: the gRPC status by name; reason: the KV manager's word, empty when it sent none."""
-
-    def __init__(self, sentence: str, code: str = "UNAVAILABLE", reason: str = "") -> None:
-        super().__init__(sentence)
-        self.code = code
-        self.reason = reason
+__all__ = ["Dial", "GrpcLink", "Link", "LinkBroken", "close_pool"]
 
 
 class Link(Protocol):
@@ -30,7 +24,7 @@ class Link(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether somebody who speaks gRPC is at the other end. Only then is send() of use."""
+        """Whether somebody who speaks the contract is at the other end. Only then is send() of use."""
         ...
 
     def send(self, request: pb.SessionRequest) -> None:
@@ -59,6 +53,15 @@ Dial = Callable[[], Link]
 """Begins an attempt. Raises LinkBroken when it has failed already."""
 
 
+def close_pool(channel: grpc.Channel, request: pb.ClosePoolRequest, seconds: float) -> None:
+    """Gives a pool up, if it can be done within so many seconds; never raises."""
+    try:
+        kv_manager_pb2_grpc.KvManagerServiceStub(channel).ClosePool(request, timeout=seconds)
+    except (grpc.RpcError, ValueError):
+        # It is gone, or another runner has the pool: nothing of ours is left in it.
+        return
+
+
 class GrpcLink:
     """A Link over gRPC, with a thread that reads; gRPC has one of its own that writes."""
 
@@ -69,13 +72,11 @@ class GrpcLink:
             self._channel = open_channel(address, tls)
         except StartupError as error:
             raise LinkBroken(str(error)) from None
-        self._stub = kv_manager_pb2_grpc.KvManagerServiceStub(self._channel)
         self._outbox: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
-        self._inbox: queue.SimpleQueue[tuple[float, pb.SessionResponse | LinkBroken]] = queue.SimpleQueue()
-        self.received_at = 0.0
-        self._broken: LinkBroken | None = None
+        self._arrivals = Arrivals()
         self._connected = threading.Event()
-        self._call = self._stub.Session(self._requests(), wait_for_ready=True)
+        stub = kv_manager_pb2_grpc.KvManagerServiceStub(self._channel)
+        self._call = stub.Session(self._requests(), wait_for_ready=True)
         self._ready = grpc.channel_ready_future(self._channel)
         self._ready.add_done_callback(self._note_ready)
         threading.Thread(target=self._read, name="octavo-session", daemon=True).start()
@@ -88,23 +89,14 @@ class GrpcLink:
         self._outbox.put(request)
 
     def receive(self, seconds: float) -> pb.SessionResponse | None:
-        if self._broken is not None:
-            raise self._broken
-        try:
-            self.received_at, item = self._inbox.get(timeout=seconds) if seconds > 0 else self._inbox.get_nowait()
-        except queue.Empty:
-            return None
-        if isinstance(item, LinkBroken):
-            self._broken = item
-            raise item
-        return item
+        return self._arrivals.take(seconds)
+
+    @property
+    def received_at(self) -> float:
+        return self._arrivals.received_at
 
     def close_pool(self, request: pb.ClosePoolRequest, seconds: float) -> None:
-        try:
-            self._stub.ClosePool(request, timeout=seconds)
-        except (grpc.RpcError, ValueError):
-            # It is gone, or another runner has the pool: nothing of ours is left in it.
-            return
+        close_pool(self._channel, request, seconds)
 
     def close(self) -> None:
         self._outbox.put(None)
@@ -121,12 +113,13 @@ class GrpcLink:
             yield request
 
     def _read(self) -> None:
+        ask_for_short_slices()
         try:
             for response in self._call:
-                self._inbox.put((time.monotonic(), response))
+                self._arrivals.put(response)
             broken = LinkBroken(f"the KV manager at {self._address} has ended the session")
         except grpc.RpcError as error:
             view = describe_rpc_error(error)
             sentence = view.sentence if view.reason else f"no answer from the KV manager at {self._address}"
             broken = LinkBroken(sentence, view.code, view.reason)
-        self._inbox.put((time.monotonic(), broken))
+        self._arrivals.put(broken)

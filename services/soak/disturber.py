@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from services.soak.faults import MESSAGE_FAULTS, Fault, FaultKind
 from services.soak.proof import Outage
 from services.soak.proxy import FaultyProxy, MessageFault
-from services.soak.stack import POLL_SECONDS, Child, Stack, deaf_socket
+from services.soak.stack import POLL_SECONDS, Child, Stack, deaf_sockets
 
 WHOLE_SECONDS = 10.0
 """The pool of a dead runner must be whole again after so long; the machine may be busy."""
@@ -57,7 +57,7 @@ class Disturber:
                 self.stack.start_manager()
             case FaultKind.DEAF_MANAGER:
                 self._manager.kill()
-                with deaf_socket(self.stack.kv_path):
+                with deaf_sockets(self.stack.kv_path):
                     await asyncio.sleep(fault.seconds)
                 self.stack.start_manager()
             case FaultKind.RESTART_MANAGER:

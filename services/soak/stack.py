@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.kv.v1 import kv_manager_pb2 as pb
 from octavo.kv.v1 import kv_manager_pb2_grpc
 
-from services.addresses import free_port
+from services.addresses import SESSION_SUFFIX, free_port
 from services.channels import open_aio_channel
 from services.errors import StartupError
 from services.supervisor import die_with_parent
@@ -166,6 +166,13 @@ class Stack:
                 preexec_fn=die_with_parent(),
             )
         return Child(name, process, path)
+
+
+@contextmanager
+def deaf_sockets(kv_path: Path) -> Iterator[None]:
+    """In the place of a KV manager, at both of its sockets."""
+    with deaf_socket(kv_path), deaf_socket(kv_path.with_name(kv_path.name + SESSION_SUFFIX)):
+        yield
 
 
 @contextmanager

@@ -1,9 +1,14 @@
 """The measure of a session's round trip, in small: it runs, and says what it says it measures."""
 
+import pytest
+
 from bench.session import measure
 
 
-def test_a_small_measure():
-    result = measure(sequences=3, prompt_tokens=20, rounds=40, warm_up=2)
-    assert result["sequences"] == 3
-    assert 0 < result["p50_ms"] <= result["p99_ms"]
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_small_measure_of_each_way(busy):
+    result = measure(sequences=3, prompt_tokens=20, rounds=20, warm_up=2, busy=busy)
+    assert set(result) == {"socket", "grpc"}
+    for figures in result.values():
+        assert 0 < figures["p50_ms"] <= figures["p99_ms"]
+        assert figures["p50_ms"] <= figures["max_ms"]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import signal
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from services.client import OctavoError
+from services.soak.stack import deaf_sockets
 from tests.e2e.stack import NOT_SERVING, SERVING, Stack, assert_kill, golden_items, health_of, running_stack, wait_until
 
 ITEMS = [item for item in golden_items() if min(item["gaps"]) > 0.01][:8]
@@ -134,36 +132,12 @@ def test_a_kv_manager_that_is_stopped_for_ten_seconds_costs_nothing(stack: Stack
     stack.assert_nothing_held()
 
 
-@contextmanager
-def deaf_socket(path: Path) -> Iterator[None]:
-    """Accepts whoever comes, and never says a word."""
-    path.unlink(missing_ok=True)
-    taken: list[socket.socket] = []
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(64)
-
-        def accept() -> None:
-            while True:
-                try:
-                    taken.append(listener.accept()[0])
-                except OSError:
-                    return
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield
-        listener.shutdown(socket.SHUT_RDWR)
-    for each in taken:
-        each.close()
-    path.unlink()
-
-
 def test_a_socket_that_never_answers_holds_nobody_up(stack: Stack, threads: ThreadPoolExecutor) -> None:
     streams = Streams(stack, threads)
     streams.until_begun()
     assert stack.manager is not None
     assert_kill(stack.manager)
-    with deaf_socket(stack.directory / "kv.sock"):
+    with deaf_sockets(stack.directory / "kv.sock"):
         wait_until("the loss", lambda: health_of(stack.runner_address) == NOT_SERVING, stack.runner)
         before = streams.tokens_so_far()
         # The lease is at hand: streams go on, or have come to their ends.

@@ -23,6 +23,8 @@ from model_runner.decode_graphs import DecodeGraphs
 from model_runner.device_copies import CudaLane
 from model_runner.executor import TorchExecutor
 from model_runner.models.decoder import Decoder
+from model_runner.sampling_choice import why_wrong
+from model_runner.sampling_flashinfer import FlashInferSampler
 from model_runner.stream_steps import StreamSteps
 from tests.gpu.on_device import OnDevice
 from tests.model_runner.attention_cases import CASES, Case
@@ -104,6 +106,13 @@ def test_tokens_are_those_of_a_cpu(name: str) -> None:
         entries = decode_entries(place, 4, QUICK.context)
         drawn.append(step_of(TorchExecutor(model, backend, place.block_size, device), entries)())
     assert drawn[0] == drawn[1]
+
+
+@needs_cuda
+@pytest.mark.parametrize("vocabulary", [1000, 32_000, 128_256, 151_936])
+def test_the_draws_of_flashinfer_are_right(vocabulary: int) -> None:
+    skip_unless_there("flashinfer")
+    assert why_wrong(FlashInferSampler(), CUDA, vocabulary) is None
 
 
 @needs_cuda

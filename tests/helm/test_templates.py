@@ -131,6 +131,21 @@ def test_no_limit_of_storage_counts_the_weights_that_a_pod_fetches(home: Path) -
     assert not any("ephemeral-storage" in each["resources"]["limits"] for each in pod.containers)
 
 
+def test_kernels_that_are_compiled_at_run_time_have_a_place(home: Path) -> None:
+    """The root is read-only: FlashInfer's import writes, and so does Triton's first launch."""
+    pod = server(render(home))
+    container = pod.container("model-runner")
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    volumes = {each["name"] for each in pod.spec["volumes"] if "emptyDir" in each}
+    writable = {
+        each["mountPath"] for each in container["volumeMounts"] if each["name"] in volumes and not each.get("readOnly")
+    }
+    environment = {each["name"]: each.get("value", "") for each in container["env"]}
+    for name in ("FLASHINFER_WORKSPACE_BASE", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME", "HOME"):
+        place = Path(environment[name])
+        assert any(place.is_relative_to(each) for each in writable), (name, place)
+
+
 def test_environment_has_values_of_any_kind_and_references(home: Path) -> None:
     reference = {"valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     given = {"PLAIN": "a b", "NUMBER": 1000000, "FLAG": True, "NODE": reference}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from model_runner.attention import AttentionShape
+from model_runner.kv_scales import KvScales
 from tests.model_runner.attention_world import CPU, Maker, World, assert_near, mixed
 
 HEADS = {
@@ -28,13 +29,15 @@ HEADS = {
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """Dtypes of queries and of the cache, with the cache's scales. tolerance: absolute, for means of values up to 4."""
+    """Dtypes of queries and of the cache, with the cache's scales. tolerance: absolute, for means of values up to 4.
+
+    With scales there are as many layers.
+    """
 
     query: torch.dtype
     kv: torch.dtype
     tolerance: float
-    k_scale: float = 1.0
-    v_scale: float = 1.0
+    scales: KvScales | None = None
 
 
 TYPES = {
@@ -44,8 +47,8 @@ TYPES = {
     "bfloat16": Types(torch.bfloat16, torch.bfloat16, 4e-2),
     # What is cached needs no rounding here, so the results are exact but for the queries' type.
     "float32 over bfloat16": Types(torch.float32, torch.bfloat16, 3e-2),
-    "bfloat16 over fp8": Types(torch.bfloat16, torch.float8_e4m3fn, 4e-2, k_scale=0.5, v_scale=0.25),
-    "float16 over fp8": Types(torch.float16, torch.float8_e4m3fn, 5e-3, k_scale=0.25, v_scale=2.0),
+    "bfloat16 over fp8": Types(torch.bfloat16, torch.float8_e4m3fn, 4e-2, KvScales((0.5, 0.03), (0.25, 1.7))),
+    "float16 over fp8": Types(torch.float16, torch.float8_e4m3fn, 5e-3, KvScales((0.25, 1.5), (2.0, 0.07))),
 }
 
 Steps = Sequence[Sequence[tuple[int, int]]]
@@ -103,10 +106,10 @@ class Case:
 
     @property
     def shape(self) -> AttentionShape:
-        """Of one layer; its blocks are counted by the World that uses it."""
+        """Of one layer, or of as many as have scales; its blocks are counted by the World that uses it."""
         types, (num_heads, num_kv_heads) = TYPES[self.types], HEADS[self.heads]
         return AttentionShape(
-            num_layers=1,
+            num_layers=1 if types.scales is None else len(types.scales.keys),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=self.head_dim,
@@ -116,8 +119,7 @@ class Case:
             device=CPU,
             sliding_window=self.window,
             logits_soft_cap=self.cap,
-            k_scale=types.k_scale,
-            v_scale=types.v_scale,
+            scales=types.scales,
             query_dtype=types.query,
         )
 

@@ -86,8 +86,8 @@ class World:
         self.sequences = [
             Truth(
                 self._random(draw, length, shape.num_heads).to(shape.query_dtype),
-                self._cacheable(draw, length, shape.k_scale),
-                self._cacheable(draw, length, shape.v_scale),
+                self._cacheable(draw, length, [shape.k_scale(layer) for layer in range(shape.num_layers)]),
+                self._cacheable(draw, length, [shape.v_scale(layer) for layer in range(shape.num_layers)]),
                 [next(blocks) for _ in range(width)],
             )
             for length, width in zip(lengths, widths, strict=True)
@@ -132,9 +132,9 @@ class World:
     def _random(self, draw: torch.Generator, length: int, heads: int) -> Tensor:
         return torch.randn((self.shape.num_layers, length, heads, self.shape.head_dim), generator=draw)
 
-    def _cacheable(self, draw: torch.Generator, length: int, scale: float) -> Tensor:
-        """Keys or values that a cache of the shape's dtype holds without rounding."""
-        drawn = self._random(draw, length, self.shape.num_kv_heads)
+    def _cacheable(self, draw: torch.Generator, length: int, scales: Sequence[float]) -> Tensor:
+        """Keys or values that a cache of the shape's dtype holds without rounding, by the scale of each layer."""
+        drawn, scale = self._random(draw, length, self.shape.num_kv_heads), torch.tensor(scales)[:, None, None, None]
         return ((drawn / scale).to(self.shape.kv_dtype).float() * scale).to(self.shape.query_dtype)
 
 

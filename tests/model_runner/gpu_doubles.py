@@ -29,6 +29,12 @@ def checked(package: str, name: str) -> Callable[[Callable[..., Any]], Callable[
     return bound_to(signature_from(RECORDED[package][name]))
 
 
+def recorded(package: str, name: str) -> Callable[..., Any]:
+    """A function that does nothing and has a recorded signature."""
+    function: Callable[..., Any] = eval(f"lambda {RECORDED[package][name]}: None")
+    return function
+
+
 def bound_to(signature: inspect.Signature) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Binds each call to a signature, before it goes on with what was bound."""
 
@@ -119,8 +125,13 @@ def planned(
     )
 
 
-def run_plan(plan: Plan, queries: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
-    """All sequences of a plan, in the queries' dtype, with their sums."""
+def run_plan(
+    plan: Plan, queries: Tensor, cache: Cache, k_scale: float | None, v_scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """All sequences of a plan, in the queries' dtype, with their sums.
+
+    k_scale is multiplied into the plan's scale, before the cap; v_scale with the result, once that is rounded.
+    """
     options = plan.options
     assert queries.is_contiguous()
     assert queries.dtype == options["q_data_type"]
@@ -128,16 +139,20 @@ def run_plan(plan: Plan, queries: Tensor, cache: Cache) -> tuple[Tensor, Tensor]
     for each in cache:
         assert each.dtype == (options.get("kv_data_type") or options["q_data_type"])
         assert each.shape[1:] == (plan.page_size, plan.num_kv_heads, plan.head_dim)
-    outputs, sums = zip(*(_run_sequence(plan, row, queries, cache) for row in range(len(plan.indptr) - 1)), strict=True)
-    return torch.cat(outputs).to(queries.dtype), torch.cat(sums)
+    for scale in (k_scale, v_scale):
+        # A tensor is one number for each head, or is read by the host.
+        assert scale is None or isinstance(scale, float)
+    rows = [_run_sequence(plan, row, queries, cache, k_scale or 1.0) for row in range(len(plan.indptr) - 1)]
+    outputs, sums = zip(*rows, strict=True)
+    return torch.cat(outputs).to(queries.dtype) * (v_scale or 1.0), torch.cat(sums)
 
 
-def _run_sequence(plan: Plan, row: int, queries: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+def _run_sequence(plan: Plan, row: int, queries: Tensor, cache: Cache, k_scale: float) -> tuple[Tensor, Tensor]:
     options = plan.options
     pages = plan.indices[plan.indptr[row] : plan.indptr[row + 1]].long()
     length = (len(pages) - 1) * plan.page_size + plan.last_page_len[row]
     keys, values = (each[pages].flatten(0, 1)[:length] for each in cache)
-    scale = options["sm_scale"] or plan.head_dim**-0.5
+    scale = (options["sm_scale"] or plan.head_dim**-0.5) * k_scale
     here = queries[plan.query_indptr[row] : plan.query_indptr[row + 1]]
     return attend(here, keys, values, scale, plan.causal, options["window_left"], options["logits_soft_cap"] or 0.0)
 
@@ -195,8 +210,10 @@ class _Decode:
         self._planned()
 
     @checked("flashinfer", "BatchDecodeWithPagedKVCacheWrapper.run")
-    def run(self, q: Tensor, paged_kv_cache: Cache) -> Tensor:
-        return run_plan(self._planned(), q, paged_kv_cache)[0]
+    def run(
+        self, q: Tensor, paged_kv_cache: Cache, k_scale: float | None = None, v_scale: float | None = None
+    ) -> Tensor:
+        return run_plan(self._planned(), q, paged_kv_cache, k_scale, v_scale)[0]
 
     def _planned(self) -> Plan:
         indptr, indices, last_page_len = self._pages
@@ -236,45 +253,25 @@ class _Prefill:
         self._plan = planned(qo_indptr, *pages, sizes, causal, options)
 
     @checked("flashinfer", "BatchPrefillWithPagedKVCacheWrapper.run")
-    def run(self, q: Tensor, paged_kv_cache: Cache, return_lse: bool = False) -> Any:
-        output, sums = run_plan(self._plan, q, paged_kv_cache)
+    def run(
+        self,
+        q: Tensor,
+        paged_kv_cache: Cache,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        return_lse: bool = False,
+    ) -> Any:
+        output, sums = run_plan(self._plan, q, paged_kv_cache, k_scale, v_scale)
         return (output, sums) if return_lse else output
 
 
-class _Cascade:
-    """One prefill for each level, of which only the last is causal; their results are merged."""
-
-    @checked("flashinfer", "MultiLevelCascadeAttentionWrapper.__init__")
-    def __init__(self, num_levels: int, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
-        self._levels = [_Prefill(float_workspace_buffer, kv_layout) for _ in range(num_levels)]
-
-    @checked("flashinfer", "MultiLevelCascadeAttentionWrapper.plan")
-    def plan(
-        self,
-        qo_indptr_arr: list[Tensor],
-        paged_kv_indptr_arr: list[Tensor],
-        paged_kv_indices_arr: list[Tensor],
-        paged_kv_last_page_len: list[Tensor],
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        page_size: int,
-        causal: bool = False,
-        **options: Any,
-    ) -> None:
-        levels = zip(
-            self._levels, qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len, strict=True
-        )
-        sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
-        for level, *arrays in levels:
-            level.plan(*arrays, *sizes, causal=causal and level is self._levels[-1], **options)
-
-    @checked("flashinfer", "MultiLevelCascadeAttentionWrapper.run")
-    def run(self, q: Tensor, paged_kv_cache: Cache) -> Tensor:
-        output, sums = self._levels[-1].run(q, paged_kv_cache, return_lse=True)
-        for level in self._levels[:-1]:
-            output, sums = merge(output, sums, *level.run(q, paged_kv_cache, return_lse=True))
-        return output.to(q.dtype)
+@checked("flashinfer", "merge_state")
+def _merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
+    assert v_a.shape == v_b.shape
+    assert s_a.shape == s_b.shape == v_a.shape[:2]
+    assert s_a.dtype == s_b.dtype == torch.float32
+    merged, sums = merge(v_a.float(), s_a, v_b.float(), s_b)
+    return merged.to(v_a.dtype), sums
 
 
 @checked("flashinfer", "append_paged_kv_cache")
@@ -304,9 +301,41 @@ def _append(
             cache[pages[position // page_size], position % page_size] = new[row]
 
 
+@checked("flashinfer", "sampling_from_probs")
+def _sample(probs: Tensor, *, seed: int, offset: int) -> Tensor:
+    """Each row's number u is of (0, 1], and made of seed, offset and the row's place. The token is the first whose
+    probability is above 0 and brings the sum above u; the last of those above 0 where float32 adds up to less."""
+    assert probs.dtype == torch.float32
+    assert probs.is_contiguous()
+    assert probs.isfinite().all()
+    assert 0 <= seed < 2**63
+    numbers = torch.rand(len(probs), generator=torch.Generator().manual_seed(seed + offset), dtype=torch.float64)
+    reached = probs.double().cumsum(dim=1) > 1 - numbers.unsqueeze(1)
+    last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)
+    return torch.where(reached.any(dim=1), reached.int().argmax(dim=1), last).int()
+
+
+@checked("flashinfer", "top_p_renorm_probs")
+def _top_p_renorm(probs: Tensor, top_p: Tensor) -> Tensor:
+    """Keeps all that are as likely as the token at which the likeliest ones add up to the share top_p, or likelier."""
+    assert probs.dtype == top_p.dtype == torch.float32
+    assert top_p.shape == probs.shape[:1]
+    assert probs.is_contiguous()
+    assert ((top_p > 0) & (top_p <= 1)).all()
+    likeliest = probs.sort(dim=1, descending=True).values
+    reached = likeliest.cumsum(dim=1) >= top_p.unsqueeze(1) * probs.sum(dim=1, keepdim=True)
+    # float32 may add up to less than the share: then it keeps all.
+    reached[:, -1] = True
+    threshold = likeliest.gather(1, reached.int().argmax(dim=1, keepdim=True))
+    kept = probs * (probs >= threshold)
+    return kept / kept.sum(dim=1, keepdim=True)
+
+
 flashinfer = SimpleNamespace(
     BatchDecodeWithPagedKVCacheWrapper=_Decode,
     BatchPrefillWithPagedKVCacheWrapper=_Prefill,
-    MultiLevelCascadeAttentionWrapper=_Cascade,
+    merge_state=_merge_state,
     append_paged_kv_cache=_append,
+    sampling_from_probs=_sample,
+    top_p_renorm_probs=_top_p_renorm,
 )

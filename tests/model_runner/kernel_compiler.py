@@ -23,13 +23,14 @@ from model_runner.attention import triton_kernels as kernels
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import BatchEntry, pack_batch
 from model_runner.books import CopyOrder
+from model_runner.kv_scales import KvScales
 
 BLOCK = 16
 CPU = torch.device("cpu")
 FP8 = torch.float8_e4m3fn
 LLAMA = AttentionShape(2, 32, 8, 128, BLOCK, 40, torch.bfloat16, CPU, query_dtype=torch.bfloat16)
 GEMMA = replace(LLAMA, num_heads=16, num_kv_heads=2, head_dim=256, sliding_window=64, logits_soft_cap=50.0)
-SMOLLM = replace(LLAMA, num_heads=9, num_kv_heads=3, head_dim=64, kv_dtype=FP8, k_scale=0.5, v_scale=0.5)
+SMOLLM = replace(LLAMA, num_heads=9, num_kv_heads=3, head_dim=64, kv_dtype=FP8, scales=KvScales((0.5,), (0.3,)))
 FLOAT = AttentionShape(1, 5, 1, 80, BLOCK, 40, torch.float32, CPU)
 TARGETS = [(80, LLAMA), (90, SMOLLM), (80, GEMMA), (100, LLAMA), (80, FLOAT)]
 """Compute capabilities, each with a shape."""

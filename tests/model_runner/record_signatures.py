@@ -26,10 +26,10 @@ FLASHINFER = {
     "BatchPrefillWithPagedKVCacheWrapper.__init__": "BatchPrefillWithPagedKVCacheWrapper.__init__",
     "BatchPrefillWithPagedKVCacheWrapper.plan": "BatchPrefillWithPagedKVCacheWrapper.plan",
     "BatchPrefillWithPagedKVCacheWrapper.run": "BatchPrefillWithPagedKVCacheWrapper.run",
-    "MultiLevelCascadeAttentionWrapper.__init__": "MultiLevelCascadeAttentionWrapper.__init__",
-    "MultiLevelCascadeAttentionWrapper.plan": "MultiLevelCascadeAttentionWrapper.plan",
-    "MultiLevelCascadeAttentionWrapper.run": "MultiLevelCascadeAttentionWrapper.run",
+    "merge_state": "merge_state",
     "append_paged_kv_cache": "append_paged_kv_cache",
+    "sampling_from_probs": "sampling_from_probs",
+    "top_p_renorm_probs": "top_p_renorm_probs",
 }
 """What is called, and what of FlashInfer says how."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from kvmanager import KvManager
 from model_runner.books import SequenceUpdate
 from model_runner.engine_types import Failure, FailureKind
 from model_runner.request import BeamSearch, Chunk, FinishReason, GenerateRequest, SamplingParams, StopConditions
-from model_runner.steps import InlineSteps, Launched, StepOrder, StepResult, Steps, WorkerSteps
+from model_runner.steps import Launched, StepOrder, StepResult, Steps
 from services.books_inprocess import InProcessBooks
 from tests.model_runner.engine_harness import Harness
 from tests.model_runner.step_modes import StepMode, in_mode
@@ -102,14 +103,14 @@ class WatchedBooks(InProcessBooks):
 class Turned(Harness):
     """An engine whose turns the test takes, in its own thread."""
 
-    def __init__(self, mode: StepMode, block_size: int = 4, **options: int) -> None:
+    def __init__(self, mode: StepMode, block_size: int = 4, steps: Steps | None = None, **options: Any) -> None:
+        """steps: instead of those of the mode."""
         watch = Watch(block_size)
         manager = KvManager("boot")
         with in_mode(mode):
             super().__init__(block_size=block_size, manager=manager, books=WatchedBooks(manager, watch), **options)
         self.watch = watch
-        kind = WorkerSteps if mode is StepMode.WORKER else InlineSteps
-        self.engine._steps = self.engine._flights._steps = WatchedSteps(kind(self.executor), watch)
+        self.engine._steps = self.engine._flights._steps = WatchedSteps(steps or mode.steps(self.executor), watch)
 
     def __enter__(self) -> Turned:
         return self
@@ -144,13 +145,13 @@ class Load:
     pauses: dict[str, int] = field(default_factory=dict)
 
 
-def drawn_load(seed: int) -> Load:
+def drawn_load(seed: int, count: int = 14) -> Load:
     """In every second one some requests need their draws before the next step: none runs ahead beside them."""
     rng = random.Random(seed)
     stems = [rng.choices(range(40), k=rng.choice([4, 8, 11])) for _ in range(3)]
     load = Load([])
     turn = 0
-    for number in range(14):
+    for number in range(count):
         name = f"r{number}"
         turn += rng.choice([0, 0, 1, 3])
         load.requests.append((turn, _drawn_request(rng, name, rng.choice(stems), seed % 2 == 1)))
@@ -190,7 +191,7 @@ def _drawn_request(rng: random.Random, name: str, stem: list[int], any_kind: boo
     )
 
 
-def play(load: Load, mode: StepMode, **options: int) -> Turned:
+def play(load: Load, mode: StepMode, **options: Any) -> Turned:
     """The load, played to its end."""
     due, aborts = list(load.requests), dict(load.aborts)
     lives = {}

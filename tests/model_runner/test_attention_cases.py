@@ -18,8 +18,9 @@ from model_runner.attention.flash_attn import VERSIONS, FlashAttention
 from model_runner.attention.flashinfer import FlashInferAttention
 from model_runner.attention.triton import Tiling, TritonAttention
 from model_runner.books import CopyOrder
+from model_runner.kv_scales import KvScales
 from tests.model_runner import flash_attn_doubles, gpu_doubles
-from tests.model_runner.attention_cases import CASES, PROPERTIES, Case, pairs_of
+from tests.model_runner.attention_cases import CASES, PROPERTIES, TYPES, Case, pairs_of
 from tests.model_runner.attention_world import BF16_TOLERANCE, CPU, Maker, World, assert_near, mixed
 
 
@@ -43,9 +44,15 @@ MAKERS: dict[str, Maker] = {
     "flashinfer": make_flashinfer,
     "flash_attn": make_flash_attn,
 }
-DOUBLES = ("flashinfer", "flash_attn")
+LARGE_ONLY: dict[str, Maker] = {
+    "flash_attn 2": lambda shape: FlashAttention(shape, VERSIONS[1], flash_attn_doubles.flash_attn_2),
+    "varlen_attn": lambda shape: FlashAttention(shape, VERSIONS[2], flash_attn_doubles.varlen_attn),
+}
+"""What reads blocks of 256 tokens alone."""
+DOUBLES = ("flashinfer", "flash_attn", *LARGE_ONLY)
 """Backends whose kernels are played by doubles; what the kernels themselves read, only a GPU can tell."""
 OURS = [name for name in MAKERS if name not in DOUBLES]
+SCALES = KvScales((0.3, 1.0, 0.011), (0.07, 2.5, 1.0))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -72,6 +79,21 @@ def skip_unless_here(name: str) -> None:
 def test_rows_are_those_of_dense_attention(name: str, case: Case) -> None:
     skip_unless_here(name)
     case.check(MAKERS[name])
+
+
+@pytest.mark.parametrize("size", [128, 256])
+@pytest.mark.parametrize("name", [*MAKERS, *LARGE_ONLY])
+def test_large_blocks(name: str, size: int) -> None:
+    """Those of the table would be long to compute: here a prompt goes on in its second block, and then by a token."""
+    skip_unless_here(name)
+    if name in LARGE_ONLY and size % 256:
+        pytest.skip("it reads blocks of multiples of 256 tokens")
+    known = "float32" if name in OURS else "float16"
+    shape = replace(Case("mha", known, 64, "mixed", size, 16, None).shape, num_heads=2, num_kv_heads=1)
+    world = World((MAKERS | LARGE_ONLY)[name], shape, [size + 3, 5])
+    rows = world.rows([[(0, size - 1)], [(0, 3), (1, 5)], [(0, 1)]])
+    for sequence, found in zip(world.sequences, rows, strict=True):
+        assert_near(found, sequence.expected(world.shape), TYPES[known].tolerance)
 
 
 def test_each_pair_of_values_is_in_a_case() -> None:
@@ -125,37 +147,62 @@ def test_what_no_query_sees_any_more_is_not_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["reference", "cpu_torch", "triton", "flashinfer"])
 def test_numbers_beyond_8_bits_become_the_largest(name: str) -> None:
-    """448 is the largest of fp8_e4m3, with a scale of 2 it is 896. A token that is alone gives its own values."""
+    """448 is the largest of fp8_e4m3, with a scale of 2 it is 896. A token that is alone gives its own values.
+
+    The second layer's scale is 0.07.
+    """
     skip_unless_here(name)
     world = World(MAKERS[name], Case("gqa2", "float16 over fp8", 64, "single", 16, None, None).shape, [1, 1])
     for sequence, value in zip(world.sequences, (1000.0, -1000.0), strict=True):
         sequence.values.fill_(value)
-    for output, expected in zip(world.step([(0, 1), (1, 1)]), (896.0, -896.0), strict=True):
-        assert (output == expected).all()
+    for output, sign in zip(world.step([(0, 1), (1, 1)]), (1, -1), strict=True):
+        assert (output[0] == sign * 896.0).all()
+        assert_near(output[1], torch.full_like(output[1], sign * 448 * 0.07), 0.02)
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu_torch"])
 def test_a_scale_that_is_no_power_of_two(name: str) -> None:
     """What is cached is a number of 8 bits times the scale, so it comes back but for float32's rounding."""
-    shape = replace(Case("gqa3", "float32", 64, "mixed", 16, 12, None).shape, k_scale=0.3, v_scale=0.07)
+    shape = replace(Case("gqa3", "float32", 64, "mixed", 16, 12, None).shape, num_layers=3, scales=SCALES)
     lengths, steps = mixed(16)
     world = World(MAKERS[name], replace(shape, kv_dtype=torch.float8_e4m3fn), lengths)
     for sequence, rows in zip(world.sequences, world.rows(steps), strict=True):
         assert_near(rows, sequence.expected(world.shape))
 
 
-def _untouched(size: Sequence[int], *, dtype: torch.dtype, device: object = None) -> Tensor:
+@pytest.mark.parametrize("name", ["reference", "cpu_torch", "triton", "flashinfer"])
+def test_copied_blocks_of_8_bits_keep_their_layers_scales(name: str) -> None:
+    """A fork goes on from its copy of 4 slots, in a cache that is NaN where nobody wrote."""
+    skip_unless_here(name)
+    case = Case("gqa2", "float16 over fp8", 64, "mixed", 16, None, None)
+    world = World(MAKERS[name], case.shape, [24, 24])
+    parent, child = world.sequences
+    for mine, theirs in ((child.keys, parent.keys), (child.values, parent.values)):
+        mine[:, :20] = theirs[:, :20]
+    world.step([(0, 20)])
+    child.computed, child.table[0] = 20, parent.table[0]
+    world.backend.copy_blocks([CopyOrder(parent.table[1], child.table[1], 4)])
+    for sequence, rows in zip(world.sequences, world.step([(0, 4), (1, 4)]), strict=True):
+        assert_near(rows, sequence.expected(world.shape)[:, 20:], TYPES[case.types].tolerance)
+
+
+def _untouched(size: int | Sequence[int], *, dtype: torch.dtype, device: object = None) -> Tensor:
     """Zeros that take memory only where they are written."""
+    size = (size,) if isinstance(size, int) else size
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize, flags=flags)
     return torch.frombuffer(memory, dtype=dtype).view(*size)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", MAKERS)
 def test_offsets_beyond_31_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences, and a copy, in the last blocks of a cache of more than 2**31 numbers."""
+    """Sequences, and a copy, in the last blocks of a cache of more than 2**31 numbers.
+
+    Of a double's backend this shows its own part: block ids, slots, views and copies.
+    """
     skip_unless_here(name)
-    shape = replace(Case("gqa2", "float32 over bfloat16", 256, "mixed", 16, None, None).shape, num_kv_heads=1)
+    types = "float32 over bfloat16" if name in OURS else "float16"
+    shape = replace(Case("gqa2", types, 256, "mixed", 16, None, None).shape, num_kv_heads=1)
     world = World(MAKERS[name], shape, [40, 20, 21])
     num_blocks = 2**31 // (16 * 256) + world.shape.num_blocks
     with monkeypatch.context() as patched:

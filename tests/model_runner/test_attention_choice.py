@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -12,11 +16,15 @@ import torch
 from torch import Tensor
 
 from model_runner.attention import BACKENDS, AttentionBackend, AttentionShape, choose, create_backend, order_of
+from model_runner.attention import choice as choice_module
 from model_runner.attention import flashinfer as flashinfer_backend
+from model_runner.attention.flash_attn import FlashAttention
 from model_runner.attention.flashinfer import FlashInferAttention
 from model_runner.attention.nhd import GpuAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.trial import why_broken
+from model_runner.attention.triton import TritonAttention
+from model_runner.kv_scales import KvScales
 from tests.model_runner import gpu_doubles
 from tests.model_runner.attention_world import CPU
 
@@ -99,14 +107,29 @@ class TestChoice:
         choice = choose([Kernels, ReferenceAttention], SHAPE)
         assert choice.backend.name == "right"
         assert choice.backend.keys.shape == (2, 9, 16, 2, 64)
-        assert choice.describe() == "right"
+        assert choice.describe() == "right (before reference)"
 
     def test_what_is_against_the_others(self) -> None:
         choice = choose([Absent, Raising, ReferenceAttention, Kernels], SHAPE)
         assert choice.describe() == (
             "reference (not absent: there is none on cpu; "
-            "not raising: its trial failed: OSError: libcuda.so.1: cannot open)"
+            "not raising: its trial failed: OSError: libcuda.so.1: cannot open; before right)"
         )
+
+    def test_each_backend_of_a_gpu_is_in_the_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where nothing but our own kernels can be had, and they are right."""
+        monkeypatch.setattr(FlashInferAttention, "why_not", lambda shape: "it is not installed")
+        monkeypatch.setattr(FlashAttention, "why_not", lambda shape: "FlashAttention 3 is not installed")
+        monkeypatch.setattr(TritonAttention, "why_not", lambda shape: None)
+        monkeypatch.setattr(choice_module, "why_broken", lambda candidate, shape: None)
+        monkeypatch.setattr(TritonAttention, "__init__", ReferenceAttention.__init__)
+        line = choose(order_of("auto", CUDA), SHAPE).describe()
+        assert line == (
+            "triton (not flashinfer: it is not installed; not flash_attn: FlashAttention 3 is not installed; "
+            "before reference)"
+        )
+        named = choose(order_of("triton", CUDA), SHAPE).describe()
+        assert named == "triton (before flashinfer, flash_attn, reference)"
 
     def test_a_named_one_that_cannot_be_had_here(self) -> None:
         choice = choose(order_of("flashinfer", CPU), replace(SHAPE, kv_dtype=torch.float32))
@@ -140,6 +163,14 @@ class TestTrial:
     def test_wrong_results(self, make: type[Kernels], reason: str) -> None:
         assert reason in (why_broken(make, SHAPE) or "")
 
+    @pytest.mark.parametrize("scale", [1e-6, 1e6])
+    def test_scales_of_a_model_hide_nothing(self, scale: float) -> None:
+        """By these the numbers of a trial would all become the largest, or all 0."""
+        scales = KvScales((scale, scale), (scale, scale))
+        shape = replace(SHAPE, kv_dtype=torch.float8_e4m3fn, scales=scales)
+        assert [why_broken(make, shape) for make in (Kernels, flashinfer_double)] == [None, None]
+        assert "off by" in (why_broken(Wrong, shape) or "")
+
     @pytest.mark.parametrize("group", range(1, 9))
     def test_every_group(self, group: int) -> None:
         assert why_broken(flashinfer_double, replace(SHAPE, num_heads=group, num_kv_heads=1)) is None
@@ -169,6 +200,27 @@ class TestABrokenFlashInfer:
             reason = FlashInferAttention.why_not_here(CUDA)
         flashinfer_backend._import_error.cache_clear()
         assert reason == f"its import failed: {error.__name__}: no cutlass"
+
+    def test_nobody_imports_it_but_its_backend(self, tmp_path: Path) -> None:
+        """Its import takes seconds: what a start loads does without, and so does a device that has no use for it."""
+        (tmp_path / "flashinfer").mkdir()
+        (tmp_path / "flashinfer" / "__init__.py").write_text("raise SystemExit('flashinfer is imported')")
+        program = (
+            "import torch, services.runner_process\n"
+            "from model_runner.attention import BACKENDS\n"
+            "from model_runner.sampling_choice import choose_sampler\n"
+            "print(BACKENDS['flashinfer'].why_not_here(torch.device('cpu')))\n"
+            "print(choose_sampler(torch.device('cpu'), 50).line)\n"
+        )
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        done = subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == [
+            "the device is cpu, and it needs CUDA",
+            "octavo's own (not flashinfer: the device is cpu, and it needs CUDA)",
+        ]
 
     def test_it_is_not_imported_where_it_is_not_installed(self) -> None:
         with (

@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model_runner.attention import AttentionBackend, AttentionShape
+from model_runner.attention import AttentionBackend, AttentionShape, flashinfer
 from model_runner.attention.flashinfer import FlashInferAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.triton import Tiling, TritonAttention
 from model_runner.batch import BatchEntry, StepBatch
 from model_runner.decode_graphs import DecodeGraphs, padded_sizes
 from model_runner.executor import TorchExecutor
+from model_runner.kv_scales import KvScales
 from tests.model_runner import gpu_doubles
 from tests.model_runner.attention_world import CPU
 
@@ -87,7 +88,7 @@ class _Launcher:
 
 
 class Model:
-    """Logits are what attention makes of rows that belong to the token: nothing else is in the way."""
+    """Logits are what attention makes, in all layers together, of rows that belong to the token."""
 
     def __init__(self, shape: AttentionShape) -> None:
         draw = torch.Generator().manual_seed(5)
@@ -105,21 +106,27 @@ class Model:
         self.computed += 1
         turned = 1 + batch.positions[:, None, None].to(self._tables[0].dtype) / 64
         rows = [table[batch.token_ids] * turned for table in self._tables]
-        return backend.run(0, *rows).flatten(1)[batch.logits_rows].float()
+        layers = [backend.run(layer, *rows) for layer in range(backend.shape.num_layers)]
+        return torch.stack(layers).sum(dim=0).flatten(1)[batch.logits_rows].float()
 
 
 class Rig:
     """The same requests with graphs and without, on backends of one kind."""
 
-    def __init__(self, name: str, window: int | None = None) -> None:
-        dtype = torch.float16 if name == "flashinfer" else torch.float32
+    def __init__(self, name: str, window: int | None = None, scales: KvScales | None = None) -> None:
+        """scales: of two layers whose cache has 8 bits."""
+        dtype = torch.float16 if name == "flashinfer" or scales else torch.float32
         self.shape = AttentionShape(1, 4, 2, 64, 8, 40, dtype, CPU, sliding_window=window, query_dtype=dtype)
+        if scales is not None:
+            self.shape = replace(self.shape, num_layers=2, kv_dtype=torch.float8_e4m3fn, scales=scales)
         self._tolerance = 5e-3 if dtype is torch.float16 else 1e-5
         self.backend = self._make(name)
         self.model, self.captures = Model(self.shape), 0
         self._graphs = DecodeGraphs(self.model, self.backend, 12, WIDTH, self._capture)
         self.with_graphs = TorchExecutor(self.model, self.backend, 8, CPU, self._graphs)
-        self.without = TorchExecutor(self.model, ReferenceAttention(self.shape), 8, CPU)
+        # Triton's interpreter does not round to 8 bits as torch does.
+        plain = self._make(name) if scales else ReferenceAttention(self.shape)
+        self.without = TorchExecutor(self.model, plain, 8, CPU)
 
     def step(self, entries: list[BatchEntry]) -> None:
         """Computes the step on both, and compares."""
@@ -168,9 +175,12 @@ def prompts(rig: Rig) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("window", [None, 6])
-def test_replays_are_steps(name: str, window: int | None) -> None:
-    rig = Rig(name, window)
+@pytest.mark.parametrize(
+    ("window", "scales"), [(None, None), (6, None), (None, KvScales((0.05, 0.3), (0.02, 0.4)))], ids=str
+)
+def test_replays_are_steps(name: str, window: int | None, scales: KvScales | None) -> None:
+    """A graph keeps each layer's scales, for the plan has none."""
+    rig = Rig(name, window, scales)
     tables = prompts(rig)
     positions = [20, 3, 9]
     # Who takes part, in which order; the last step is past 40 tokens, in more parts than the first.
@@ -222,6 +232,16 @@ class TestWhatGraphsTake:
     )
     def test_steps(self, entries: list[BatchEntry], taken: bool) -> None:
         assert Rig("flashinfer")._graphs.takes(entries) is taken
+
+    def test_no_step_that_gains_from_a_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rig = Rig("flashinfer")
+        entries = [BatchEntry([1], 40, [3, 7, 1, 11, 12, row], True) for row in range(13, 18)]
+        assert rig._graphs.takes(entries)
+        # Five blocks that five sequences share, of 2 (K, V) x 8 tokens x 2 heads x 64 dimensions x 2 bytes each.
+        monkeypatch.setattr(flashinfer, "CASCADE_INSTEAD_OF_GRAPH", 4 * 5 * 4096)
+        assert not rig._graphs.takes(entries)
+        monkeypatch.setattr(flashinfer, "CASCADE_INSTEAD_OF_GRAPH", 4 * 5 * 4096 + 1)
+        assert rig._graphs.takes(entries)
 
     @pytest.mark.parametrize(
         ("most", "sizes"),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from torch.nn.attention import varlen
 
 from model_runner.attention import AttentionBackend, AttentionShape, flashinfer
-from model_runner.attention.flash_attn import VERSIONS, FlashAttention
+from model_runner.attention.flash_attn import VERSIONS, FlashAttention, Version
 from model_runner.attention.flashinfer import FlashInferAttention, wants_tensor_cores
-from model_runner.attention.pages import num_shared_blocks, pages_of, prefix_pages
+from model_runner.attention.pages import num_common_blocks, num_shared_blocks, pages_of, prefix_pages
 from model_runner.batch import BatchEntry, StepBatch, pack_batch
+from model_runner.kv_scales import KvScales
 from tests.model_runner import flash_attn_doubles, gpu_doubles
 from tests.model_runner.attention_world import CPU, World, assert_near
+from tests.model_runner.gpu_doubles import recorded
 
 HALF = torch.float16
 SHAPE = AttentionShape(1, 4, 2, 64, 16, 1, HALF, CPU, query_dtype=HALF)
@@ -27,6 +31,14 @@ def batch_of(*entries: tuple[int, int, list[int]], block_size: int = 4) -> StepB
     """Of (first position, tokens, block table)."""
     packed = [BatchEntry([0] * count, first, table, True) for first, count, table in entries]
     return pack_batch(packed, block_size, CPU)
+
+
+FUNCTIONS: dict[str, Any] = {
+    "FlashAttention 3": recorded("flash_attn_interface", "flash_attn_with_kvcache"),
+    "FlashAttention 2": recorded("flash_attn", "flash_attn_varlen_func"),
+    "torch's varlen_attn": varlen.varlen_attn,
+}
+"""With the signatures that they have."""
 
 
 class TestPages:
@@ -75,6 +87,20 @@ class TestPages:
         assert num_shared_blocks(batch, slice(None), 4) == shared
 
 
+@pytest.mark.parametrize(
+    ("tables", "common"),
+    [
+        ([[1, 2, 3], [1, 2, 4]], 2),
+        ([[5, 1], [6, 1]], 0),
+        ([[3]], 1),
+        ([[1, 2, 9], [1, 2], [1, 2, 3]], 2),
+        ([[], [1]], 0),
+    ],
+)
+def test_blocks_that_tables_begin_with(tables: list[list[int]], common: int) -> None:
+    assert num_common_blocks(tables) == common
+
+
 def make_flashinfer(shape: AttentionShape) -> AttentionBackend:
     return FlashInferAttention(shape, gpu_doubles.flashinfer, workspace_bytes=16)
 
@@ -100,10 +126,11 @@ class TestFlashInfer:
             assert_near(rows, expected, TOLERANCE)
 
     @pytest.mark.parametrize("cap", [None, 3.0])
-    @pytest.mark.parametrize("types", [(HALF, 1.0), (torch.float8_e4m3fn, 0.5)])
-    def test_a_shared_prefix_is_read_once(self, types: tuple[torch.dtype, float], cap: float | None) -> None:
-        kv_dtype, scale = types
-        shape = replace(SHAPE, kv_dtype=kv_dtype, k_scale=scale, v_scale=scale, logits_soft_cap=cap)
+    @pytest.mark.parametrize("scales", [None, KvScales((0.5, 0.03), (0.25, 1.7))])
+    def test_a_shared_prefix_is_read_once(self, scales: KvScales | None, cap: float | None) -> None:
+        shape = replace(SHAPE, num_layers=2, logits_soft_cap=cap, scales=scales)
+        if scales is not None:
+            shape = replace(shape, kv_dtype=torch.float8_e4m3fn)
         with mock.patch.object(flashinfer, "CASCADE_TOKENS", 32):
             world = World(make_flashinfer, shape, [36, 50, 34, 40])
             first, *others = world.sequences
@@ -112,13 +139,33 @@ class TestFlashInfer:
                 other.table[:2], other.computed = first.table[:2], 32
             world.step([(0, 33)])
             world.step([(1, 17), (3, 1)])
-            cascade = gpu_doubles._Cascade
-            with mock.patch.object(cascade, "run", autospec=True, side_effect=cascade.run) as run:
+            backend = world.backend
+            assert isinstance(backend, FlashInferAttention)
+            with mock.patch.object(backend._api, "merge_state", side_effect=backend._api.merge_state) as merge:
                 outputs = world.step([(0, 1), (1, 1), (2, 1), (3, 1)])
-        assert run.call_count == 1
+        assert merge.call_count == 2
         for sequence, rows in zip(world.sequences, outputs, strict=True):
             here = sequence.computed - 1
             assert_near(rows, sequence.expected(world.shape)[:, here : here + 1], TOLERANCE)
+
+    @pytest.mark.parametrize(
+        ("window", "sequences", "tokens", "gains"),
+        [
+            # Llama 3 8B's K/V in bfloat16 take 128 KiB a token: 8 GiB are 65,536 tokens that need not be read.
+            (None, 65, 1024, True),
+            (None, 65, 1008, False),
+            (None, 5, 16 * 1024, True),
+            (None, 3, 64 * 1024, False),
+            (4096, 65, 1024, False),
+        ],
+    )
+    def test_when_a_shared_prefix_is_worth_more_than_a_graph(
+        self, window: int | None, sequences: int, tokens: int, gains: bool
+    ) -> None:
+        shape = replace(SHAPE, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, sliding_window=window)
+        backend = make_flashinfer(replace(shape, num_blocks=2))
+        shared = list(range(1, 1 + tokens // 16))
+        assert backend.gains_from_plan([[*shared, 5000 + row] for row in range(sequences)]) is gains
 
     @pytest.mark.parametrize(("window", "sequences"), [(40, 4), (None, 3)])
     def test_when_a_shared_prefix_is_not(self, window: int | None, sequences: int) -> None:
@@ -174,6 +221,60 @@ class TestFlashAttention:
         assert VERSIONS[version].why_not(replace(SHAPE, block_size=size, logits_soft_cap=cap)) == reason
 
 
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A GPU, and what stands for a version's function by its title; all others are not installed."""
+    functions: dict[str, Any] = {}
+
+    def load(version: Version) -> Any:
+        if version.title not in functions:
+            raise ModuleNotFoundError(version.module)
+        return functions[version.title]
+
+    monkeypatch.setattr(Version, "load", load)
+    monkeypatch.setattr(FlashAttention, "why_not_here", lambda device: None)
+    return functions
+
+
+class TestVersions:
+    @pytest.mark.parametrize(
+        ("there", "size", "taken"),
+        [
+            (["FlashAttention 3", "FlashAttention 2"], 256, "FlashAttention 3"),
+            (["FlashAttention 2", "torch's varlen_attn"], 256, "FlashAttention 2"),
+            (["torch's varlen_attn"], 256, "torch's varlen_attn"),
+            (["FlashAttention 3", "FlashAttention 2"], 16, "FlashAttention 3"),
+        ],
+    )
+    def test_the_best_that_reads_the_blocks(
+        self, installed: dict[str, Any], there: list[str], size: int, taken: str
+    ) -> None:
+        installed |= {title: FUNCTIONS[title] for title in there}
+        shape = replace(SHAPE, block_size=size)
+        assert FlashAttention.why_not(shape) is None
+        assert FlashAttention(shape)._version.title == taken
+
+    def test_small_blocks_are_why_not(self, installed: dict[str, Any]) -> None:
+        installed |= FUNCTIONS
+        del installed["FlashAttention 3"]
+        assert FlashAttention.why_not(SHAPE) == (
+            "FlashAttention 3 is not installed; FlashAttention 2 reads blocks of multiples of 256 tokens, not of 16; "
+            "torch's varlen_attn reads blocks of multiples of 256 tokens, not of 16"
+        )
+
+    def test_a_release_without_block_tables(self, installed: dict[str, Any]) -> None:
+        """torch had varlen_attn before it had block tables."""
+        installed["torch's varlen_attn"] = lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k: None
+        reason = FlashAttention.why_not(replace(SHAPE, block_size=256))
+        assert reason is not None
+        assert reason.endswith("; torch's varlen_attn has no block tables")
+
+    def test_the_doubles_have_the_parameter(self) -> None:
+        """Recorded from the packages; torch's is here."""
+        for version in VERSIONS:
+            assert version.tables in inspect.signature(FUNCTIONS[version.title]).parameters
+
+
 class TestWhyNot:
     @pytest.mark.parametrize(
         ("backend", "change", "reason"),
@@ -186,7 +287,7 @@ class TestWhyNot:
                 {"kv_dtype": torch.bfloat16},
                 "its kernels have no bfloat16 K/V for queries in float16",
             ),
-            (FlashInferAttention, {"kv_dtype": torch.float8_e4m3fn, "k_scale": 0.3}, None),
+            (FlashInferAttention, {"kv_dtype": torch.float8_e4m3fn, "scales": KvScales((0.3,), (2.0,))}, None),
             (FlashAttention, {}, None),
             (FlashAttention, {"head_dim": 80}, None),
             (
@@ -197,7 +298,12 @@ class TestWhyNot:
             (
                 FlashAttention,
                 {"kv_dtype": torch.float8_e4m3fn},
-                "its kernels have float16 or bfloat16 for both, not queries in float16 over K/V in float8_e4m3fn",
+                "its kernels read K/V in float8_e4m3fn only for queries that are rounded to it too",
+            ),
+            (
+                FlashAttention,
+                {"kv_dtype": torch.bfloat16},
+                "its kernels have float16 or bfloat16 for both, not queries in float16 over K/V in bfloat16",
             ),
         ],
     )

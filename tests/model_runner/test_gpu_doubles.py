@@ -94,19 +94,35 @@ class TestFlashInfer:
         assert rows.item() == pytest.approx(28 / 6)
         assert sums.item() == pytest.approx(math.log2(6))
 
-    def test_cascade(self) -> None:
-        """Page 4 is shared, and the second level has the first slot of page 1: as all three tokens, 5.8."""
-        wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, WORKSPACE, "NHD")
-        wrapper.plan(
-            [ints(0, 2), ints(0, 1, 2)],
-            [ints(0, 1), ints(0, 1, 2)],
-            [ints(4), ints(1, 1)],
-            [ints(2), ints(1, 1)],
-            *SIZES,
-            causal=True,
-            q_data_type=HALF,
-        )
-        assert first(wrapper.run(query(2), pages_of_two())) == near(5.8, 5.8)
+    def test_merging_two_results(self) -> None:
+        """Page 4 of a sequence, 7 with the sum 4, and the first slot of page 1, 1 with the sum 1: all three are 5.8."""
+        parts = []
+        for page, length in ((4, 2), (1, 1)):
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE, "NHD")
+            wrapper.plan(ints(0, 1), ints(0, 1), ints(page), ints(length), *SIZES, q_data_type=HALF)
+            parts += wrapper.run(query(), pages_of_two(), return_lse=True)
+        rows, sums = flashinfer.merge_state(*parts)
+        assert first(rows) == near(5.8)
+        assert sums.tolist() == [near(2.3219)]
+
+    @pytest.mark.parametrize("kind", ["decode", "prefill"])
+    def test_scales(self, kind: str) -> None:
+        """Scores of 2 ln 3, 0 and 0 weigh 9, 1 and 1; half of the mean is (9 x 8 + 4 + 1) / 11 / 2 = 3.5."""
+        pages = (ints(0, 2), ints(4, 1), ints(1))
+        if kind == "decode":
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, "NHD")
+            wrapper.plan(*pages, *SIZES, q_data_type=HALF, sm_scale=1 / 8)
+        else:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE, "NHD")
+            wrapper.plan(ints(0, 1), *pages, *SIZES, q_data_type=HALF, sm_scale=1 / 8)
+        assert first(wrapper.run(query(), pages_of_two(), k_scale=2.0, v_scale=0.5)) == near(3.5)
+
+    def test_a_cap_is_for_scores_with_their_scale(self) -> None:
+        """ln 3 x 2 becomes tanh(ln 9) = 80 / 82: its weight is e**0.9756 = 2.6528 to 1 to 1."""
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, "NHD")
+        wrapper.plan(ints(0, 2), ints(4, 1), ints(1), *SIZES, q_data_type=HALF, logits_soft_cap=1.0)
+        rows = wrapper.run(query(), pages_of_two(), k_scale=2.0)
+        assert first(rows) == near((2.6528 * 8 + 4 + 1) / 4.6528)
 
     def test_append(self) -> None:
         """Tokens 1 and 2 of a sequence on pages 3 and 0, and token 0 of another on page 2."""

@@ -28,7 +28,7 @@ from tests.model_runner.test_attention import Schedule, schedules
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="the CPU kernels are not built")
 
-BLOCK_SIZES = [8, 16, 32, 64, 128]
+BLOCK_SIZES = [8, 16, 32, 64, 128, 256]
 LONG = [700, 260, 300]
 """More tokens than one split of the context has, and than two."""
 

@@ -72,6 +72,7 @@ def loaded(request: pytest.FixtureRequest, layers: str) -> LoadedModel:
         ("native", "cpu", 16, WHOLE),
         ("native", "cpu", 8, 7),
         ("native", "cpu", 128, 7),
+        ("native", "cpu", 256, WHOLE),
         ("native", "reference", 32, 7),
         ("torch", "cpu", 32, 7),
         ("torch", "cpu_torch", 16, WHOLE),

@@ -191,7 +191,7 @@ def test_impossible_tokens_are_never_drawn(sample_of: Sample) -> None:
 def test_the_ends_of_the_unit_interval_are_possible_tokens(sample_of: Sample) -> None:
     logits = torch.tensor([[-math.inf, 0.0, -1.0, 0.5, -math.inf]]).expand(2, -1)
     plain = np.zeros(2)
-    rows = SamplingRows(plain + 1, plain.astype(np.int64), plain + 1, plain, np.array([0.0, 1 - 2.0**-53]))
+    rows = SamplingRows(plain + 1, plain.astype(np.int64), plain + 1, plain, np.array([0.0, 1 - 2.0**-53]), plain > 0)
     assert sample_of(logits, rows).tolist() == [1, 3]
 
 

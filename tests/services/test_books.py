@@ -33,8 +33,9 @@ from model_runner.books import (
 from model_runner.request import Retention
 from services.books_inprocess import InProcessBooks
 from services.cache_options import DEFAULT_CACHE, CacheOptions
+from services.session.dial import SessionDial
 from services.session.limits import SessionLimits
-from services.session.link import GrpcLink
+from services.session.link import Dial, GrpcLink, Link
 from services.session_books import SessionBooks
 from tests.services.kv_support import kv_settings, running_kv_manager
 
@@ -69,21 +70,22 @@ class Bench:
         return books
 
 
-@pytest.fixture(params=["session", "in process"])
+@pytest.fixture(params=["session by gRPC", "session by socket", "in process"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     if request.param == "in process":
         manager = KvManager("boot")
         yield Bench(manager, lambda cache, lease_blocks: InProcessBooks(manager, cache=cache))
         return
     with running_kv_manager(kv_settings(tmp_path)) as running:
-        bench = Bench(running.manager, partial(session_books, running.address))
+        dial = SessionDial(running.address) if request.param == "session by socket" else None
+        bench = Bench(running.manager, partial(session_books, dial or partial(GrpcLink, running.address)))
         yield bench
         for books in bench.made:
             books.close()
 
 
-def session_books(address: str, cache: CacheOptions = DEFAULT_CACHE, lease_blocks: int = 0) -> SessionBooks:
-    return SessionBooks(partial(GrpcLink, address), cache=cache, lease_blocks=lease_blocks, limits=PATIENT)
+def session_books(dial: Dial, cache: CacheOptions = DEFAULT_CACHE, lease_blocks: int = 0) -> SessionBooks:
+    return SessionBooks(dial, cache=cache, lease_blocks=lease_blocks, limits=PATIENT)
 
 
 def allocate(books: KvBooks, name: str, tokens: range | list[int], **more: object) -> Admission | None:
@@ -403,8 +405,11 @@ def test_close_leaves_the_pool_of_the_next_runner(bench: Bench) -> None:
     assert after.append([]) == Growth([])
 
 
-def test_nobody_at_the_address_is_unreachable(tmp_path: Path) -> None:
-    books = SessionBooks(partial(GrpcLink, f"unix:{tmp_path}/kv.sock"), limits=SessionLimits(admit=0.05, connect=0.01))
-    with pytest.raises(BooksUnreachable, match="does not answer"):
+@pytest.mark.parametrize(
+    ("dial", "sentence"), [(GrpcLink, "does not answer"), (lambda address: SessionDial(address)(), "nobody listens")]
+)
+def test_nobody_at_the_address_is_unreachable(tmp_path: Path, dial: Callable[[str], Link], sentence: str) -> None:
+    books = SessionBooks(partial(dial, f"unix:{tmp_path}/kv.sock"), limits=SessionLimits(admit=0.05, connect=0.01))
+    with pytest.raises(BooksUnreachable, match=sentence):
         books.open(FACTS)
     books.close()

@@ -109,7 +109,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert "No such file" in refusal(KvManagerSettings, config=str(tmp_path / "no.yaml"))
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "3", "2147483648", "4", "256", "16.5", "x"])
+@pytest.mark.parametrize("value", ["0", "-1", "3", "2147483648", "4", "512", "16.5", "x"])
 def test_block_sizes_that_no_kernel_takes(value: str) -> None:
     sentence = refusal(ModelRunnerSettings, block_size=value)
     assert value in sentence
@@ -117,7 +117,7 @@ def test_block_sizes_that_no_kernel_takes(value: str) -> None:
 
 
 def test_the_sentence_says_what_is_allowed() -> None:
-    assert "8, 16, 32, 64, 128" in refusal(ModelRunnerSettings, block_size="3")
+    assert "8, 16, 32, 64, 128, 256" in refusal(ModelRunnerSettings, block_size="3")
     assert "2 to 16777216" in refusal(ModelRunnerSettings, num_blocks="1")
 
 

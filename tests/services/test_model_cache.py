@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 
 from model_runner.attention import AttentionBackend, AttentionShape, create_backend
 from model_runner.attention.cpu_torch import TorchCpuAttention
-from model_runner.batch import BatchEntry
-from model_runner.books import CopyOrder
 from model_runner.config_hf import config_from_hf
 from model_runner.device_memory import StepMemory, measure
 from model_runner.executor import TorchExecutor
@@ -26,6 +22,7 @@ from services.config import ModelRunnerSettings
 from services.errors import StartupError
 from services.model_cache import blocks_left, measured_step
 from services.model_setup import set_up_model
+from tests.model_runner.test_device_copies import SlowLane
 
 GIB = 1 << 30
 LLAMA = KvMemory(num_layers=32, num_kv_heads=8, head_dim=128, element_bytes=2, block_size=16)
@@ -86,9 +83,9 @@ class TestTheLargestStep:
         )
         model = Decoder(config, SafetensorsWeights(TINY), torch.float32, CPU)
         executor = TorchExecutor(model, create_backend("reference", shape), 8, CPU)
-        with mock.patch.object(executor, "execute", wraps=executor.execute) as execute:
-            run_largest_step(executor, 83, 2, 8)
-        ((entries, copies), _) = execute.call_args
+        with mock.patch.object(executor, "follow", wraps=executor.follow) as follow:
+            run_largest_step(executor, SlowLane(), 83, 2, 8)
+        ((entries, copies, *_), _) = follow.call_args
         assert ([len(entry.token_ids) for entry in entries], copies) == ([42, 41], [])
 
 
@@ -122,20 +119,32 @@ class TestWhatIsLeft:
 
 
 class Full:
-    """An executor on a device without room for any step."""
+    """An executor on a device without room for its graphs."""
 
-    def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+    device = CPU
+
+    def capture_graphs(self) -> None:
+        run_out()
+
+
+def run_out(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
 
 class TestTooLittleMemory:
-    def test_for_the_largest_step(self) -> None:
+    def test_for_the_largest_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("services.model_cache.run_largest_step", run_out)
         with pytest.raises(StartupError) as raised:
             measured_step(settings(max_batched_tokens=8192, max_sequences=256), Full(), Gpu(0))
         assert str(raised.value) == (
             "A step of 8192 tokens in 256 sequences does not fit beside the weights: 17 GiB of 24 GiB are free; lower "
             "--max-batched-tokens or --max-sequences."
         )
+
+    def test_for_graphs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("services.model_cache.run_largest_step", lambda *_: None)
+        with pytest.raises(StartupError, match=r"^A step of 512 tokens in 64 sequences does not fit beside"):
+            measured_step(settings(), Full(), Gpu(0))
 
     def test_for_the_cache(self) -> None:
         def none_left(self: TorchCpuAttention, shape: AttentionShape) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
+from model_runner.sampling_choice import SamplerChoice
 from model_runner.steps import InlineSteps, WorkerSteps
 from services.config import ModelRunnerSettings
 from services.errors import StartupError
-from services.model_setup import set_up_model
+from services.model_setup import _choose_sampler, set_up_model
 from tests.model_runner.native_support import INSTRUCTION_SETS
 
 needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS, reason="the CPU kernels are not built")
@@ -90,18 +93,26 @@ def test_plain_torch_cannot_start_deterministic() -> None:
 def test_a_backend_that_cannot_be_had_is_replaced_and_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     setup = set_up_model(settings(attention_backend=name))
     assert setup.describe("p").attention_backend == "cpu"
-    assert f"attention: cpu (not {name}: the device is cpu, and it needs CUDA)\n" in capsys.readouterr().err
+    assert (
+        f"attention: cpu (not {name}: the device is cpu, and it needs CUDA; before cpu_torch, reference)\n"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_cache_of_8_bits(capsys: pytest.CaptureFixture[str]) -> None:
     setup = set_up_model(settings(kv_dtype="fp8_e4m3"))
     described = setup.describe("p")
     assert (described.kv_dtype, described.attention_backend) == ("float8_e4m3fn", "cpu_torch")
+    assert described.kv_scales == "calibrated"
     # 2 (K, V) x 30 layers x 3 KV heads x 64 dimensions x 1 byte
     assert described.kv_bytes_per_token == 11_520
+    log = capsys.readouterr().err
+    assert re.search(
+        r"^kv scales: calibrated on \d{3,4} tokens: K 0\.0625 to 0\.125, V 0\.003906 to 0\.125$", log, re.M
+    )
     if INSTRUCTION_SETS:
         reason = "not cpu: the CPU kernels know no K/V in float8_e4m3fn"
-        assert f"attention: cpu_torch ({reason})\n" in capsys.readouterr().err
+        assert f"attention: cpu_torch ({reason}; before reference)\n" in log
 
 
 def test_an_unknown_backend_is_one_sentence() -> None:
@@ -110,8 +121,41 @@ def test_an_unknown_backend_is_one_sentence() -> None:
 
 
 def test_graphs_need_a_gpu() -> None:
-    with pytest.raises(StartupError, match=r"^--cuda-graphs cannot be had for \w+ attention on cpu\.$"):
+    with pytest.raises(StartupError, match=r"^--cuda-graphs cannot be had: the device is cpu\.$"):
         set_up_model(settings(cuda_graphs=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("auto", "octavo's own"),
+        ("torch", "octavo's own"),
+        ("flashinfer", "octavo's own (not flashinfer: the device is cpu, and it needs CUDA)"),
+    ],
+)
+def test_a_start_says_what_draws(given: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set_up_model(settings(sampling_backend=given)).sampler is None
+    assert f"sampling: {line}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({}, "tried"),
+        ({"sampling_backend": "flashinfer"}, "tried"),
+        ({"sampling_backend": "torch"}, "octavo's own"),
+        ({"async_steps": "off"}, "octavo's own (not flashinfer: steps are not planned ahead)"),
+        ({"speculative_tokens": 3}, "octavo's own (not flashinfer: steps are not planned ahead)"),
+    ],
+)
+def test_what_draws_on_a_gpu(given: dict[str, Any], line: str) -> None:
+    with mock.patch("services.model_setup.choose_sampler", return_value=SamplerChoice(None, "tried")):
+        assert _choose_sampler(settings(**given), torch.device("cuda"), 50).line == line
+
+
+def test_a_start_says_whether_there_are_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_model(settings())
+    assert "cuda graphs: off: the device is cpu\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from kvmanager.errors import SessionSilent
-from services import session_streams
+from services import session_stream
 from services.presence import PoolSession, Presence
-from services.session_streams import STALL_SECONDS, _Stream
+from services.session_stream import STALL_SECONDS, SessionStream
 from tests.services.session_script import admit, opening, step
 from tests.services.session_talk import Talk
 
@@ -44,33 +43,27 @@ class FakeLoop:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
     fake = FakeLoop()
-    monkeypatch.setattr(session_streams.asyncio, "get_running_loop", lambda: fake)
+    monkeypatch.setattr(session_stream.asyncio, "get_running_loop", lambda: fake)
     return fake
 
 
-def stream_of_one_sequence(told: list[str] | None = None) -> tuple[Talk, _Stream]:
+def stream_of_one_sequence(told: list[str] | None = None) -> tuple[Talk, SessionStream]:
     """told: where the pool's id goes when there is news of the session."""
     told = [] if told is None else told
     talk = Talk()
     talk.say(opening())
     talk.say(step(1, 1, admit(1, [1] * 4)))
-    return talk, _Stream(talk.core, LIMIT, told.append)
+    return talk, SessionStream(talk.core, LIMIT, told.append, lambda: None)
 
 
 def ended(talk: Talk) -> bool:
     return talk.pool.occupancy().held_blocks == 0
 
 
-async def messages(loop: FakeLoop, at: float):
-    """One message, which comes at that time."""
+def speak(stream: SessionStream, loop: FakeLoop, at: float) -> None:
+    """A message comes at that time."""
     loop.now = at
-    yield pb.SessionRequest()
-
-
-def run(work) -> None:
-    """Runs what never waits."""
-    with pytest.raises(StopIteration):
-        work.send(None)
+    stream.hear()
 
 
 def test_a_silence_as_long_as_the_limit_ends_the_session(loop):
@@ -80,13 +73,13 @@ def test_a_silence_as_long_as_the_limit_ends_the_session(loop):
     assert loop.due == 100.0 + LIMIT
     loop.fire()
     assert ended(talk)
-    with pytest.raises(SessionSilent, match="for 10 s"):
-        stream.next().send(None)
+    assert isinstance(stream.failure, SessionSilent)
+    assert "for 10 s" in str(stream.failure)
 
 
 def test_a_message_puts_the_end_off(loop):
     talk, stream = stream_of_one_sequence()
-    run(stream.pump(messages(loop, 103.0)))
+    speak(stream, loop, 103.0)
     loop.fire()
     assert loop.due == 103.0 + LAPSING
     loop.fire()
@@ -119,7 +112,7 @@ def test_a_long_silence_is_told_before_it_ends_the_session_and_a_word_makes_it_g
     loop.fire()
     assert stream.state() == PoolSession(Presence.LAPSING, LAPSING)
     assert told == ["default"]
-    run(stream.pump(messages(loop, 109.0)))
+    speak(stream, loop, 109.0)
     assert stream.state() == PoolSession(Presence.CONNECTED, 0.0)
     assert told == ["default"] * 2
     loop.fire()

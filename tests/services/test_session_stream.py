@@ -1,8 +1,8 @@
-"""Sessions over real gRPC: how streams end and what is left then, restores after a kill, and runners side by side."""
+"""Sessions over both wires, with a real KV manager: how streams end and what is left then, restores after a kill, and
+runners side by side."""
 
 from __future__ import annotations
 
-import queue
 import signal
 import subprocess
 import time
@@ -17,7 +17,7 @@ from octavo.kv.v1 import kv_manager_pb2_grpc
 
 from services.channels import open_channel
 from services.columns import from_column, to_column
-from services.errors import RpcErrorView, describe_rpc_error
+from services.errors import describe_rpc_error
 from tests.services.kv_support import (
     WAIT_SECONDS,
     clean_environment,
@@ -28,38 +28,11 @@ from tests.services.kv_support import (
     running_kv_manager,
     scrape,
 )
+from tests.services.runner_streams import WAYS, Dial, Stream, dial_by
 from tests.services.session_script import LEASE, SIZE, ScriptedRunner, admit, opening, orders_of, step
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 Stub = kv_manager_pb2_grpc.KvManagerServiceStub
-
-
-class Stream:
-    """A runner's end of a Session."""
-
-    def __init__(self, stub: Stub) -> None:
-        self._said: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
-        self.call = stub.Session(iter(self._said.get, None), timeout=WAIT_SECONDS)
-
-    def tell(self, message: pb.SessionRequest) -> None:
-        self._said.put(message)
-
-    def say(self, message: pb.SessionRequest) -> pb.SessionResponse:
-        self.tell(message)
-        return next(self.call)
-
-    def finish(self) -> list[pb.SessionResponse]:
-        """Half-closes the stream and returns what still comes."""
-        self._said.put(None)
-        return list(self.call)
-
-    def failure(self) -> RpcErrorView:
-        """Why the stream ends."""
-        with pytest.raises(grpc.RpcError) as error:
-            for _ in self.call:
-                pass
-        self._said.put(None)
-        return describe_rpc_error(error.value)
 
 
 def eventually(true: Callable[[], bool], seconds: float = WAIT_SECONDS) -> bool:
@@ -85,6 +58,17 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield running.address
 
 
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    """What carries the sessions."""
+    return request.param
+
+
+@pytest.fixture
+def dial(way: str, address: str) -> Dial:
+    return dial_by(way, address)
+
+
 @pytest.fixture
 def stub(address: str) -> Iterator[Stub]:
     with kv_stub(address) as each:
@@ -97,49 +81,48 @@ def pool(request: pytest.FixtureRequest) -> str:
     return request.node.name
 
 
-def begin(stub: Stub, pool: str, runner_id: str = "one") -> tuple[Stream, int]:
+def begin(dial: Dial, pool: str, runner_id: str = "one") -> tuple[Stream, int]:
     """A stream with one sequence of six tokens, five of them computed, and its epoch."""
-    stream = Stream(stub)
+    stream = dial()
     epoch = stream.say(opening(runner_id, pool)).opened.epoch
     stream.say(step(epoch, 1, admit(1, range(6))))
     stream.say(step(epoch, 2, orders_of(handles=[1], computed_tokens=[5])))
     return stream, epoch
 
 
-def test_a_stream_that_is_finished_ends_its_sequences_and_keeps_the_cache(stub, pool):
-    stream, _ = begin(stub, pool)
+def test_a_stream_that_is_finished_ends_its_sequences_and_keeps_the_cache(dial, stub, pool):
+    stream, _ = begin(dial, pool)
     assert occupancy(stub, pool).leased_blocks == LEASE
     assert stream.finish() == []
-    assert stream.call.code() is grpc.StatusCode.OK
     now = occupancy(stub, pool)
     assert (now.sequences, now.held_blocks, now.cached_blocks, now.leased_blocks) == (0, 0, 1, 0)
     assert sound(stub, pool)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "connection lost"])
-def test_a_broken_stream_ends_its_sequences(address, stub, pool, how):
-    with open_channel(address) as channel:
-        stream, _ = begin(Stub(channel), pool)
-        if how == "cancelled":
-            stream.call.cancel()
+def test_a_broken_stream_ends_its_sequences(dial, stub, pool, how):
+    stream, _ = begin(dial, pool)
+    if how == "cancelled":
+        stream.cancel()
+    else:
+        stream.lose()
     assert eventually(lambda: occupancy(stub, pool).held_blocks == 0)
     assert occupancy(stub, pool).cached_blocks == 1
     assert sound(stub, pool)
 
 
-def test_a_killed_runner_frees_its_pool(address, stub, pool):
+def test_a_killed_runner_frees_its_pool(way, address, stub, pool):
     """A process that is killed says nothing: the end of its connection does."""
     code = (
         "import sys, time\n"
-        "from tests.services.test_session_stream import Stub, begin\n"
-        "from services.channels import open_channel\n"
-        "channel = open_channel(sys.argv[1])\n"
-        "kept = begin(Stub(channel), sys.argv[2])\n"
+        "from tests.services.runner_streams import dial_by\n"
+        "from tests.services.test_session_stream import begin\n"
+        "kept = begin(dial_by(sys.argv[1], sys.argv[2]), sys.argv[3])\n"
         "print('begun', flush=True)\n"
         "time.sleep(600)\n"
     )
     process = subprocess.Popen(
-        [*command()[:2], code, address, pool], stdout=subprocess.PIPE, text=True, env=clean_environment()
+        [*command()[:2], code, way, address, pool], stdout=subprocess.PIPE, text=True, env=clean_environment()
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
@@ -150,9 +133,9 @@ def test_a_killed_runner_frees_its_pool(address, stub, pool):
     assert sound(stub, pool)
 
 
-def test_a_later_opening_ends_an_earlier_stream(stub, pool):
-    stream, epoch = begin(stub, pool)
-    later, later_epoch = begin(stub, pool, "two")
+def test_a_later_opening_ends_an_earlier_stream(dial, stub, pool):
+    stream, epoch = begin(dial, pool)
+    later, later_epoch = begin(dial, pool, "two")
     assert later_epoch == epoch + 1
     view = stream.failure()
     assert (view.code, view.reason) == ("ABORTED", "STALE_EPOCH")
@@ -163,16 +146,16 @@ def test_a_later_opening_ends_an_earlier_stream(stub, pool):
     later.finish()
 
 
-def test_a_step_of_another_epoch_ends_the_stream(stub, pool):
-    stream, epoch = begin(stub, pool)
+def test_a_step_of_another_epoch_ends_the_stream(dial, stub, pool):
+    stream, epoch = begin(dial, pool)
     stream.tell(step(epoch - 1, 3))
     view = stream.failure()
     assert (view.code, view.reason) == ("ABORTED", "STALE_EPOCH")
     assert eventually(lambda: occupancy(stub, pool).held_blocks == 0)
 
 
-def test_a_message_that_makes_no_sense_ends_the_stream_with_a_sentence(stub, pool):
-    stream, epoch = begin(stub, pool)
+def test_a_message_that_makes_no_sense_ends_the_stream_with_a_sentence(dial, stub, pool):
+    stream, epoch = begin(dial, pool)
     stream.tell(step(epoch, 3, orders_of(handles=[8])))
     view = stream.failure()
     assert (view.code, view.sentence) == ("INVALID_ARGUMENT", "no live sequence of this session has handle 8")
@@ -180,39 +163,56 @@ def test_a_message_that_makes_no_sense_ends_the_stream_with_a_sentence(stub, poo
     assert sound(stub, pool)
 
 
-def test_bytes_that_are_no_message_end_the_stream(address, stub, pool):
-    with open_channel(address) as channel:
-        raw = channel.stream_stream("/octavo.kv.v1.KvManagerService/Session")
-        call = raw(iter([opening("one", pool).SerializeToString(), b"\xff\xff\xff"]), timeout=WAIT_SECONDS)
-        with pytest.raises(grpc.RpcError) as error:
-            list(call)
-    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+def test_bytes_that_are_no_message_end_the_stream(dial, stub, pool):
+    stream, _ = begin(dial, pool)
+    stream.tell_bytes(b"\xff\xff\xff")
+    view = stream.failure()
+    assert (view.code, view.sentence) == ("INVALID_ARGUMENT", "a message of the session is not well-formed")
     assert eventually(lambda: occupancy(stub, pool).held_blocks == 0)
 
 
-def test_closing_a_pool_ends_its_session(stub, pool):
-    stream, _ = begin(stub, pool)
+def test_a_message_above_the_limit_ends_the_stream_and_no_other(tmp_path, way):
+    """It says nothing of the books: a runner with what it holds begins again, and does not give it up."""
+    with (
+        running_kv_manager(kv_settings(tmp_path, max_request_bytes="1100")) as running,
+        kv_stub(running.address) as stub,
+    ):
+        dial = dial_by(way, running.address)
+        stream, epoch = begin(dial, "one")
+        other, other_epoch = begin(dial, "other")
+        large = step(epoch, 3, admit(2, range(300)))
+        assert large.ByteSize() > 1100
+        stream.tell(large)
+        view = stream.failure()
+        assert (view.code, view.reason) == ("RESOURCE_EXHAUSTED", "")
+        assert eventually(lambda: occupancy(stub, "one").held_blocks == 0)
+        assert other.say(step(other_epoch, 3)).answer.number == 3
+        other.finish()
+
+
+def test_closing_a_pool_ends_its_session(dial, stub, pool):
+    stream, _ = begin(dial, pool)
     assert stub.ClosePool(pb.ClosePoolRequest(pool_id=pool)).closed_sequences == 1
     view = stream.failure()
     assert (view.code, view.reason) == ("NOT_FOUND", "UNKNOWN_POOL")
 
 
-def test_another_runner_that_opens_the_pool_by_the_unary_verb_ends_the_session(stub, pool):
-    stream, epoch = begin(stub, pool)
+def test_another_runner_that_opens_the_pool_by_the_unary_verb_ends_the_session(dial, stub, pool):
+    stream, epoch = begin(dial, pool)
     request = pb.OpenPoolRequest(pool_id=pool, spec=opening().open.spec, runner_id="two")
     assert stub.OpenPool(request).epoch == epoch + 1
     assert stream.failure().reason == "STALE_EPOCH"
 
 
-def test_silence_ends_a_session_and_a_word_now_and_then_does_not(tmp_path):
+def test_silence_ends_a_session_and_a_word_now_and_then_does_not(tmp_path, way):
     with (
         running_kv_manager(kv_settings(tmp_path, session_silence_seconds=1)) as running,
         kv_stub(running.address) as stub,
     ):
-        silent, _ = begin(stub, "silent")
-        talking, epoch = begin(stub, "talking")
+        silent, _ = begin(dial_by(way, running.address), "silent")
+        talking, epoch = begin(dial_by(way, running.address), "talking")
         last = 2
-        while not silent.call.done():
+        while not silent.has_ended():
             last += 1
             talking.say(step(epoch, last))
         view = silent.failure()
@@ -228,7 +228,7 @@ def test_silence_ends_a_session_and_a_word_now_and_then_does_not(tmp_path):
         assert samples["octavo_kv_leased_blocks", (("pool", "talking"),)] == LEASE
 
 
-def test_metrics_and_health_tell_of_each_pools_session(tmp_path):
+def test_metrics_and_health_tell_of_each_pools_session(tmp_path, way):
     with (
         running_kv_manager(kv_settings(tmp_path)) as running,
         open_channel(running.address) as channel,
@@ -244,17 +244,17 @@ def test_metrics_and_health_tell_of_each_pools_session(tmp_path):
         assert shown() == ([], None)
         stub.OpenPool(pb.OpenPoolRequest(pool_id="p", spec=opening().open.spec, runner_id="zero"))
         assert shown() == (["none"], NOT_SERVING)
-        stream, _ = begin(stub, "p")
+        stream, _ = begin(dial_by(way, running.address), "p")
         assert shown() == (["connected"], SERVING)
         stream.finish()
         assert eventually(lambda: shown() == (["none"], NOT_SERVING))
-        restoring = Stream(stub)
+        restoring = dial_by(way, running.address)()
         restoring.tell(opening("one", "p", restores=True))
         assert eventually(lambda: shown() == (["restoring"], NOT_SERVING))
         restoring.say(pb.SessionRequest(holdings=pb.Holdings(last=True)))
         assert shown() == (["connected"], SERVING)
         # Who takes the pool is connected at once, and the end of the other one's stream changes nothing.
-        later, _ = begin(stub, "p", "two")
+        later, _ = begin(dial_by(way, running.address), "p", "two")
         restoring.failure()
         assert shown() == (["connected"], SERVING)
         assert session_health(channel, "q") is None
@@ -274,49 +274,13 @@ def session_health(channel: grpc.Channel, pool_id: str) -> int | None:
         raise
 
 
-def test_a_stop_ends_sessions_of_runners_that_stay(tmp_path):
+def test_a_stop_ends_sessions_of_runners_that_stay(tmp_path, way):
     with ExitStack() as server:
         running = server.enter_context(running_kv_manager(kv_settings(tmp_path)))
-        with kv_stub(running.address) as stub:
-            stream, _ = begin(stub, "default")
-            server.close()
-            view = stream.failure()
+        stream, _ = begin(dial_by(way, running.address), "default")
+        server.close()
+        view = stream.failure()
     assert (view.code, view.reason) == ("UNAVAILABLE", "STOPPING")
-
-
-def test_a_runner_that_reads_no_answers_is_not_read_either_and_holds_up_nobody_else(tmp_path):
-    going = True
-
-    def messages() -> Iterator[pb.SessionRequest]:
-        """Steps too far ahead: each is answered with the gap."""
-        yield opening("flood", "flood")
-        while going:
-            yield step(epoch, 1 << 40)
-
-    with running_kv_manager(kv_settings(tmp_path)) as running, kv_stub(running.address) as stub:
-
-        def answered() -> float:
-            return scrape(running.metrics_address)["octavo_kv_session_gaps_total", ()]
-
-        # Without the probe, gRPC takes 64 KiB from a stream that nobody reads, and not megabytes.
-        with grpc.insecure_channel(running.address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
-            probe, epoch = begin(stub, "flood")
-            epoch += 1
-            call = Stub(channel).Session(messages())
-            steady, steady_epoch = begin(stub, "steady", "two")
-            last, before = 2, -1.0
-            # Until one is answered nothing while the other is answered 200 times.
-            while not before or before != answered():
-                before = answered()
-                for number in range(last + 1, last + 201):
-                    assert steady.say(step(steady_epoch, number)).answer.number == number
-                last += 200
-            assert call.is_active()
-            going = False
-            call.cancel()
-            steady.finish()
-        probe.failure()
-        assert sound(stub, "steady")
 
 
 def shown(stub: Stub) -> tuple[pb.Occupancy, list[pb.GetBlockTableResponse], list[int]]:
@@ -331,11 +295,11 @@ def shown(stub: Stub) -> tuple[pb.Occupancy, list[pb.GetBlockTableResponse], lis
     return occupancy(stub), tables, hits
 
 
-def test_books_are_the_same_after_the_process_was_killed(tmp_path):
+def test_books_are_the_same_after_the_process_was_killed(tmp_path, way):
     """Twenty steps of a random runner, a prompt that is only cached, kill -9, and the holdings at the next process."""
     runner = ScriptedRunner(5)
     with kv_process(tmp_path) as (process, address), kv_stub(address) as stub:
-        stream = Stream(stub)
+        stream = dial_by(way, address)()
         runner.opened(stream.say(opening()).opened)
         for _ in range(20):
             runner.accept(stream.say(runner.next_step()).answer)
@@ -359,7 +323,7 @@ def test_books_are_the_same_after_the_process_was_killed(tmp_path):
     first = from_column(blocks, "blocks")
     cached = pb.CachedBlocks(block_ids=blocks, parent_block_ids=to_column([0, first[0]]), token_ids=to_column(prompt))
     with kv_process(tmp_path) as (process, address), kv_stub(address) as stub:
-        stream = Stream(stub)
+        stream = dial_by(way, address)()
         stream.tell(opening(restores=True, lease=0))
         runner.lease.sort()
         holdings = runner.holdings()
@@ -375,10 +339,10 @@ def test_books_are_the_same_after_the_process_was_killed(tmp_path):
         stream.finish()
 
 
-def test_two_runners_do_not_see_each_other(stub, pool):
+def test_two_runners_do_not_see_each_other(dial, stub, pool):
     """Two random runners side by side leave the books that each leaves alone."""
-    alone = [run_alone(stub, f"{pool}-{seed}", seed) for seed in (1, 2)]
-    streams = [Stream(stub) for _ in range(2)]
+    alone = [run_alone(dial, stub, f"{pool}-{seed}", seed) for seed in (1, 2)]
+    streams = [dial() for _ in range(2)]
     runners = [ScriptedRunner(seed) for seed in (1, 2)]
     for number, (stream, runner) in enumerate(zip(streams, runners, strict=True)):
         runner.opened(stream.say(opening(f"r{number}", f"{pool}-both-{number}")).opened)
@@ -390,8 +354,8 @@ def test_two_runners_do_not_see_each_other(stub, pool):
         stream.finish()
 
 
-def run_alone(stub: Stub, pool: str, seed: int) -> pb.Occupancy:
-    stream, runner = Stream(stub), ScriptedRunner(seed)
+def run_alone(dial: Dial, stub: Stub, pool: str, seed: int) -> pb.Occupancy:
+    stream, runner = dial(), ScriptedRunner(seed)
     runner.opened(stream.say(opening("alone", pool)).opened)
     for _ in range(30):
         runner.accept(stream.say(runner.next_step()).answer)

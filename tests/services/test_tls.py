@@ -8,7 +8,6 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from services.client import Client, OctavoError
 from services.connection_faults import tls_fault
 from services.errors import StartupError
 from services.kv_process import RunningKvManager
+from services.session.dial import SessionDial
 from services.session.limits import SessionLimits
-from services.session.link import GrpcLink
 from services.session_books import SessionBooks
 from services.watched_files import CHECK_SECONDS
 from tests.model_runner.toy_model import answer
@@ -87,14 +86,18 @@ def ask(address: str, tls: ClientTls | None) -> str:
 def test_a_session_over_tls_and_mtls(certificates: Certificates, tmp_path: Path, address: str, mtls: bool) -> None:
     with manager(tmp_path, address, **served_with(certificates, mtls=mtls)) as running:
         tls = client_tls(certificates, "client" if mtls else None)
-        books = SessionBooks(partial(GrpcLink, running.address, tls), limits=SessionLimits(admit=30))
+        books = SessionBooks(SessionDial(running.address, tls), limits=SessionLimits(admit=30))
         books.open(FACTS)
         books.close()
 
 
-def test_without_tls_there_is_no_session(certificates: Certificates, tmp_path: Path) -> None:
-    with manager(tmp_path, ADDRESSES[0], **served_with(certificates)) as running:
-        plain = SessionBooks(partial(GrpcLink, running.address), limits=SessionLimits(admit=1))
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_without_tls_there_is_no_session(certificates: Certificates, tmp_path: Path, address: str) -> None:
+    """No socket for sessions either, which would be a way around it, and none that an earlier process left is used."""
+    (tmp_path / "kv.sock.session").touch()
+    with manager(tmp_path, address, **served_with(certificates)) as running:
+        assert running.session_socket is None
+        plain = SessionBooks(SessionDial(running.address), limits=SessionLimits(admit=1))
         with pytest.raises(BooksUnreachable):
             plain.open(FACTS)
         plain.close()
@@ -102,9 +105,7 @@ def test_without_tls_there_is_no_session(certificates: Certificates, tmp_path: P
 
 def test_a_link_with_bad_files_is_a_failed_attempt_and_not_the_end(tmp_path: Path) -> None:
     """They may be in the middle of a change."""
-    books = SessionBooks(
-        partial(GrpcLink, "127.0.0.1:1", ClientTls(tmp_path / "no.pem")), limits=SessionLimits(admit=1)
-    )
+    books = SessionBooks(SessionDial("127.0.0.1:1", ClientTls(tmp_path / "no.pem")), limits=SessionLimits(admit=1))
     with pytest.raises(BooksUnreachable, match=r"Cannot read .*no\.pem"):
         books.open(FACTS)
     books.close()

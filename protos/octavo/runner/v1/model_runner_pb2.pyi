@@ -317,7 +317,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model", "architecture", "vocab_size", "max_sequence_tokens", "eos_token_ids", "has_chat_template", "weights_dtype", "kv_dtype", "attention_backend", "block_size", "num_blocks", "kv_bytes_per_token", "pool_id", "deterministic", "activations_dtype", "speculative_tokens", "speculative_ngram")
+    __slots__ = ("model", "architecture", "vocab_size", "max_sequence_tokens", "eos_token_ids", "has_chat_template", "weights_dtype", "kv_dtype", "attention_backend", "block_size", "num_blocks", "kv_bytes_per_token", "pool_id", "deterministic", "activations_dtype", "speculative_tokens", "speculative_ngram", "kv_scales")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -335,6 +335,7 @@ class GetModelResponse(_message.Message):
     ACTIVATIONS_DTYPE_FIELD_NUMBER: _ClassVar[int]
     SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPECULATIVE_NGRAM_FIELD_NUMBER: _ClassVar[int]
+    KV_SCALES_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     vocab_size: int
@@ -352,7 +353,8 @@ class GetModelResponse(_message.Message):
     activations_dtype: str
     speculative_tokens: int
     speculative_ngram: int
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., weights_dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., pool_id: _Optional[str] = ..., deterministic: _Optional[bool] = ..., activations_dtype: _Optional[str] = ..., speculative_tokens: _Optional[int] = ..., speculative_ngram: _Optional[int] = ...) -> None: ...
+    kv_scales: str
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., weights_dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., pool_id: _Optional[str] = ..., deterministic: _Optional[bool] = ..., activations_dtype: _Optional[str] = ..., speculative_tokens: _Optional[int] = ..., speculative_ngram: _Optional[int] = ..., kv_scales: _Optional[str] = ...) -> None: ...
 
 class ListRequestsRequest(_message.Message):
     __slots__ = ()
