@@ -33,6 +33,7 @@ from kvmanager.manager import KvManager
 from model_runner.attention import create_backend
 from model_runner.batch import BatchEntry
 from model_runner.books import CopyOrder, KvBooks
+from model_runner.device_copies import Send
 from model_runner.engine import Engine
 from model_runner.engine_types import Executor, Failure
 from model_runner.executor import TorchExecutor
@@ -97,9 +98,10 @@ class _Side(SilentObserver, SilentWatch):
 
     @contextmanager
     def running(self, books: KvBooks) -> Iterator[None]:
-        """Its engine, over these books."""
+        """Its engine, over these books, with steps as a server's: on a GPU those of its stream."""
+        steps = replace(self._setup, executor=self).steps()
         engine = self.engine = Engine(
-            self, books, self._setup.tokenizer, self._setup.options, self._take, observer=self
+            self, books, self._setup.tokenizer, self._setup.options, self._take, observer=self, steps=steps
         )
         engine.start()
         try:
@@ -127,10 +129,25 @@ class _Side(SilentObserver, SilentWatch):
 
     def execute(self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder]) -> torch.Tensor:
         """The model's step, when it is this side's turn."""
+        self._await_turn(entries)
+        return self._executor.execute(entries, copies)
+
+    @property
+    def device(self) -> torch.device:
+        return self._setup.backend.shape.device
+
+    def follow(
+        self, entries: Sequence[BatchEntry], copies: Sequence[CopyOrder], tokens: torch.Tensor | None, send: Send
+    ) -> torch.Tensor:
+        """The same of a step in the stream: a turn ends when the step after its last is to be launched."""
+        self._await_turn(entries)
+        assert isinstance(self._executor, TorchExecutor), "what sleeps has no stream"
+        return self._executor.follow(entries, copies, tokens, send)
+
+    def _await_turn(self, entries: Sequence[BatchEntry]) -> None:
         turns = self._turns
         if turns is not None and sum(len(entry.token_ids) for entry in entries) == len(entries) == self._streams:
             turns.step(self._name)
-        return self._executor.execute(entries, copies)
 
     def on_step(self, report: StepReport) -> None:
         meter = self._meter()

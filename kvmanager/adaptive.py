@@ -17,6 +17,7 @@ prompt that uses a known block has used all blocks before it.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from kvmanager.ghosts import MOST_TURNS, MOST_USES, Ghosts, class_kept, remembered, turn_kept, uses_kept, waited
 from kvmanager.policy import EvictionPolicy
@@ -25,13 +26,13 @@ from kvmanager.residency import Residency
 from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket, class_of
 from kvmanager.runs import NO_GROUP, Run, Runs
 
-WATCHED = 8
+WATCHED: Final = 8
 """Every so manieth block of a chain is watched, and of the first so many one at random, by its name."""
-GROUPS_PER_TURNOVER = 8
-MEMORY_TURNOVERS = 64
+GROUPS_PER_TURNOVER: Final = 8
+MEMORY_TURNOVERS: Final = 64
 """How much of the past counts, in turnovers of the pool, and at least MEMORY_BLOCKS."""
-MEMORY_BLOCKS = 1 << 17
-LEARN_BLOCKS = 4096
+MEMORY_BLOCKS: Final = 1 << 17
+LEARN_BLOCKS: Final = 4096
 """Learning is due after the first turnover, then once per turnover, and no sooner than after so many stored blocks."""
 
 
@@ -127,6 +128,7 @@ class AdaptiveEviction(EvictionPolicy):
         self.residency.idled(runs)
         if runs:
             self._runs.end(self._runs.join(runs)[-1]).kind += 1
+        self._model.settle()
         if watched:
             self._guard.released(self._now // self._tick, watched)
         if self._now >= self._next_learning:

@@ -158,7 +158,11 @@ class BlockPool(CachedBlocks):
         """
         chain.compute(last)
         names = self.index.names
-        if last == first + 1 and not names[blocks[first]] and not self.index.owner(chain.names[first]):
+        if (
+            last == first + 1
+            and not names[blocks[first]]
+            and not self.index.find(chain.names[first], first, blocks[first - 1])
+        ):
             # The common case: a sequence has filled its last block.
             self._publish_new(blocks, chain, first, last)
             return last
@@ -168,24 +172,14 @@ class BlockPool(CachedBlocks):
                 continue
             if names[block]:
                 raise BrokenBooks(f"block {block} was published under a second name", block=block)
-            owner = self.index.owner(name)
+            owner = self.index.find(name, index, blocks[index - 1])
             if not owner:
-                # What follows a name that nobody has published is new as well, unless names collide.
-                end = self.end_of_new(chain.names, index, last) if chain.names_may_collide else last
+                end = self.index.end_of_new(blocks, chain, index, last)
                 self._publish_new(blocks, chain, index, end)
                 return end
             if not self.index.holds(owner, chain, index):
                 return index
             self._publish_again(block, owner, chain, index)
-        return last
-
-    def end_of_new(self, names: list[bytes], first: int, last: int) -> int:
-        """The index behind the run of names, from a new one on, that nothing else has."""
-        seen: set[bytes] = set()
-        for index in range(first, last):
-            if names[index] in seen or self.index.owner(names[index]):
-                return index
-            seen.add(names[index])
         return last
 
     def can_unpublish(self, block: int, withdrawn: int = 0) -> bool:
@@ -196,16 +190,15 @@ class BlockPool(CachedBlocks):
         name = self.index.names[block]
         if self.index.num_blocks(name) - withdrawn > 1:
             return True
-        owner = self.index.owner(name)
+        owner = self.index.owner(block)
         return not self.index.num_children(owner) and owner not in self.pins.until
 
     def unpublish(self, block: int, num_tokens: int) -> None:
         """Takes the name of a block that its only holder will write behind its first `num_tokens` tokens."""
-        name = self.index.names[block]
+        name, heir = self.index.names[block], self.index.twin(block)
         parent = self.index.withdraw(block)
         self.policy.forget(block)
         self.note_forgotten([block])
-        heir = self.index.owner(name)
         if heir:
             self._move_marks(block, heir)
         else:
@@ -245,7 +238,7 @@ class BlockPool(CachedBlocks):
             unnamed += 1
         if unnamed:
             self._free_unnamed(idle[:unnamed])
-        cached = idle[unnamed:]
+        cached = idle[unnamed:] if unnamed else idle
         self.stored_tokens -= self.block_size * len(cached)
         if self.index.has_spares():
             cached = [block for block in cached if self.index.is_sole(block) or self._free_duplicate(block)]
@@ -281,15 +274,15 @@ class BlockPool(CachedBlocks):
         """Held blocks that have just got their names."""
         self.stored_tokens += self.block_size * len(blocks)
         partial = self.partial
-        if partial:
+        if partial and not partial.keys().isdisjoint(blocks):
             for block in blocks:
                 self.stored_tokens -= partial.pop(block, 0)
 
     def _publish_again(self, block: int, owner: int, chain: HashChain, index: int) -> None:
         if self.counts[owner]:
-            self.index.add_spare(block, chain, index)
+            self.index.add_spare(block, owner)
         else:
             # A held block is worth more than a cached one of the same content, which can be reused at once.
-            self._replace(owner, block, chain, index)
+            self._replace(owner, block)
         self._stored_whole([block])
         self.policy.store([block], [chain.names[index]], index)

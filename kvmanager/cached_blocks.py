@@ -7,7 +7,6 @@ state here moves blocks between cached, free and held, and keeps what each tenan
 from __future__ import annotations
 
 from kvmanager.events import EventLog
-from kvmanager.hashing import HashChain
 from kvmanager.pins import Pins
 from kvmanager.policy import EvictionPolicy
 from kvmanager.prefix_index import PrefixIndex
@@ -78,7 +77,7 @@ class CachedBlocks:
         for index, block in enumerate(blocks):
             if not self.index.names[block]:
                 break
-            owner = self.index.owner(self.index.names[block])
+            owner = self.index.owner(block)
             if priority > self.priorities.get(owner, 0):
                 self.priorities[owner] = priority
             if index < pinned_blocks:
@@ -190,10 +189,10 @@ class CachedBlocks:
                 self.pins.idle -= 1
                 tenant.pinned -= 1
 
-    def _replace(self, owner: int, block: int, chain: HashChain, index: int) -> None:
+    def _replace(self, owner: int, block: int) -> None:
         tenant = self.tenants.owner(owner)
         self._retract(owner)
-        self.index.replace(owner, block, chain, index)
+        self.index.replace(owner, block)
         self.policy.forget(owner)
         if owner in self.pins.until:
             self.pins.idle -= 1
@@ -206,10 +205,10 @@ class CachedBlocks:
 
     def _free_duplicate(self, block: int) -> bool:
         """Frees a block whose content another held one has too; what was promised for it goes on to that one. False."""
-        name = self.index.names[block]
+        heir = self.index.twin(block)
         self.index.withdraw(block)
         self.policy.forget(block)
-        self._move_marks(block, self.index.owner(name))
+        self._move_marks(block, heir)
         self.note_forgotten([block])
         self._to_free(block)
         return False

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import chain
+from itertools import chain, pairwise, repeat
 
 from kvmanager.blocks import BlockPool
-from kvmanager.prefix_index import NO_NAME
+from kvmanager.prefix_index import NO_BLOCK, NO_NAME
 from kvmanager.sequence import Sequence
 from kvmanager.types import NULL_BLOCK
 
@@ -100,54 +100,56 @@ def _check_sums(blocks: BlockPool) -> list[str]:
 
 
 def _check_index(blocks: BlockPool) -> list[str]:
-    """Each name is that of its owner and its spares, has its parent, and its children are counted."""
+    """Each name is that of its owner and its spares, and each of them is in one place."""
     index, names = blocks.index, blocks.index.names
-    owners, spares = index.owners(), list(index.spares())
-    wrong: list[str] = []
-    if [names[block] for block in owners.values()] != list(owners):
-        wrong += [
-            f"the index finds block {block} under {_shown(name)}, which is not its name"
-            for name, block in owners.items()
-            if names[block] != name
-        ]
+    broken = index.broken_branches()
+    wrong = broken[:]
+    owners = [block for branch in index.branches() for block in branch.blocks]
+    own_names = {names[block] for block in owners}
+    if len(own_names) < len(owners):
+        wrong.append(f"{len(owners)} blocks are found, but under {len(own_names)} names")
+    spares = list(index.spares())
+    spare_blocks = {block for _, block in spares}
     for name, block in spares:
-        if names[block] != name or owners.get(name, block) == block:
+        if names[block] != name or index.owner(block) in spare_blocks:
             wrong.append(f"block {block} is a spare under {_shown(name)} and should not be")
-        if not blocks.counts[block] or not blocks.counts[owners.get(name, NULL_BLOCK)]:
+        if not blocks.counts[block] or not blocks.counts[index.owner(block)]:
             wrong.append(f"spare block {block} or its owner is held by nobody")
     named = len(names) - names.count(NO_NAME)
     if named != len(owners) + len(spares):
-        findable = {*owners.values(), *[block for _, block in spares]}
+        findable = spare_blocks.union(owners)
         lost = [block for block, name in enumerate(names) if bool(name) != (block in findable)]
         wrong += [f"block {block} is named {_shown(names[block])}, but the index does not have it" for block in lost]
-    return wrong + _check_tree(blocks, owners)
+    return wrong if broken else [*wrong, *index.contradictions(), *_check_tree(blocks)]
 
 
-def _check_tree(blocks: BlockPool, owners: Mapping[bytes, int]) -> list[str]:
-    index = blocks.index
-    parents = index.parents_of(owners.values())
-    expected = [0] * len(index.names)
-    for owner in [owners.get(parent, NULL_BLOCK) for parent in parents]:
-        expected[owner] += 1
-    # Who begins a prompt follows no name, and so does an orphan.
-    wrong = index.contradictions()
-    if expected[NULL_BLOCK] != parents.count(NO_NAME):
-        orphans = {parent for parent in parents if parent and parent not in owners}
-        wrong += [f"a block follows {_shown(parent)}, which the index does not have" for parent in orphans]
-    counts = blocks.counts
-    wrong += [
-        f"block {block} is held, but the one before it is not"
-        for block, parent in zip(owners.values(), parents, strict=True)
-        if counts[block] and parent and not counts[owners.get(parent, NULL_BLOCK)]
-    ]
-    not_one = {block: expected[block] for block in owners.values() if expected[block] != 1}
+def _check_tree(blocks: BlockPool) -> list[str]:
+    """Who holds a block holds those before it; and children are counted where there is not one."""
+    index, counts = blocks.index, blocks.counts
+    branches = index.branches()
+    grown = Counter([branch.before() for branch in branches])
+    wrong: list[str] = []
+    expected: dict[int, int] = {block: 1 + number for block, number in grown.items() if block != NO_BLOCK}
+    for branch in branches:
+        path = [branch.before(), *branch.blocks] if branch.stem else branch.blocks
+        held = [counts[block] for block in path]
+        if 0 in held and any(held[held.index(0) :]):
+            wrong += [
+                f"block {block} is held, but the one before it is not"
+                for (_, before), (block, count) in pairwise(zip(path, held, strict=True))
+                if count and not before
+            ]
+        end = branch.blocks[-1]
+        expected[end] = expected.get(end, 1) - 1
+    not_one = {block: number for block, number in expected.items() if number != 1}
     if not_one != index.children():
         wrong += [
-            f"block {block} has {expected[block]} children in the index, but {index.num_children(block)} are counted"
-            for block in owners.values()
-            if expected[block] != index.num_children(block)
+            f"block {block} has {number} children in the index, but {index.num_children(block)} are counted"
+            for branch in branches
+            for block, number in zip(branch.blocks, map(expected.get, branch.blocks, repeat(1)), strict=True)
+            if number != index.num_children(block)
         ]
-        strays = index.children().keys() - owners.values()
+        strays = [block for block in index.children() if not index.names[block]]
         wrong += [f"the children of block {block} are counted, but it is not found" for block in strays]
     return wrong
 
@@ -186,13 +188,17 @@ def _check_pins(blocks: BlockPool, live: Live, promised_pins: int) -> list[str]:
     wrong: list[str] = []
     if len(idle) != blocks.pins.idle:
         wrong.append(f"{len(idle)} pinned blocks are cached, but {blocks.pins.idle} are counted")
-    strangers = [block for block in [*pinned, *blocks.priorities] if index.owner(index.names[block]) != block]
+    marked = [*pinned, *blocks.priorities]
+    strangers = [block for block in marked if not index.names[block] or index.owner(block) != block]
     wrong += [f"block {block} is pinned or has a priority, but nobody can find it" for block in strangers]
-    wrong += [
-        f"block {block} is pinned, but the one before it is not"
-        for block in pinned
-        if index.parent(block) and index.owner(index.parent(block)) not in pinned
-    ]
+    for branch in index.branches() if pinned and not index.broken_branches() else []:
+        path = [branch.before(), *branch.blocks] if branch.stem else branch.blocks
+        pins = [block in pinned for block in path]
+        wrong += [
+            f"block {block} is pinned, but the one before it is not"
+            for (_, before), (block, pin) in pairwise(zip(path, pins, strict=True))
+            if pin and not before
+        ]
     by_tenant = Counter([blocks.tenants.owner(block) for block in idle])
     wrong += [
         f"a tenant has {by_tenant[tenant]} pinned blocks that are cached, but {tenant.pinned} are counted"
@@ -263,7 +269,10 @@ def _check_promises(blocks: BlockPool, live: Live) -> list[str]:
         sequence.chain.compute(last)
         own = sequence.blocks[first:last]
         promised.update(own)
-        if [blocks.index.owner(name) for name in sequence.chain.names[first:last]] != own:
+        if not all(
+            blocks.index.names[block] == name and blocks.index.owner(block) == block
+            for block, name in zip(own, sequence.chain.names[first:last], strict=True)
+        ):
             wrong.append(f"a block that sequence {sequence_id!r} has promised is not found under its hash")
     if promised != blocks.promised:
         wrong.append(f"{len(promised)} blocks are promised, but {len(blocks.promised)} are counted, or others")

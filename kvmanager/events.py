@@ -8,13 +8,13 @@ from enum import Enum
 from itertools import islice
 from typing import Final, NamedTuple
 
-MAX_EVENTS = 10_000
+MAX_EVENTS: Final = 10_000
 """Events kept for replay; a consumer that is further behind takes a snapshot."""
 
-MAX_KEPT_NAMES = 1 << 16
+MAX_KEPT_NAMES: Final = 1 << 16
 """Names in those events, some 4 MiB, whichever is reached first."""
 
-MAX_NAMES = 4096
+MAX_NAMES: Final = 4096
 """Names in one event, 128 KiB: what a verb does to more is told in several."""
 
 

@@ -8,12 +8,13 @@ from typing import Final
 from kvmanager.return_model import OF_A_LEVEL, class_of_level
 
 # A ghost: 7 bits of its tag << 25 | time << 13 | what is remembered; never zero, because what is remembered is not.
-_TIME, _TAG = 13, 25
+_TIME: Final = 13
+_TAG: Final = 25
 _TIMES: Final = 1 << _TAG - _TIME
-_KEPT = (1 << _TIME) - 1
+_KEPT: Final = (1 << _TIME) - 1
 
-MOST_USES = 15
-MOST_TURNS = 7
+MOST_USES: Final = 15
+MOST_TURNS: Final = 7
 """Beyond these, uses and turns are not told apart. What is remembered has both and the class but for its level."""
 
 
@@ -35,8 +36,7 @@ class Ghosts:
         places, tags, made_way = self._places, self._tags, list[int]()
         remembered = time % _TIMES << _TIME | kept
         for name in names:
-            key = int.from_bytes(name[1:9], "little")
-            place = (key >> 20) % len(places)
+            place = _place(name, len(places))
             ghost = places[place]
             if ghost:
                 other = places[place ^ 1]
@@ -45,23 +45,28 @@ class Ghosts:
                     ghost = other
                 if ghost:
                     made_way.append(ghost)
-            places[place] = (key >> 8 & 127) << _TAG | remembered
-            tags[place] = key & 255
+            places[place] = (name[2] & 127) << _TAG | remembered
+            tags[place] = name[1]
         return made_way
 
     def take(self, name: bytes) -> int:
         """The ghost of `name`, which is one no more, or 0. One time in 16,384 it is another's."""
-        key = int.from_bytes(name[1:9], "little")
-        first = (key >> 20) % len(self._places)
+        first = _place(name, len(self._places))
         for place in (first, first ^ 1):
-            ghost = self._places[place]
-            if ghost and ghost >> _TAG == key >> 8 & 127 and self._tags[place] == key & 255:
-                self._places[place] = 0
-                return ghost
+            if self._tags[place] == name[1]:
+                ghost = self._places[place]
+                if ghost and ghost >> _TAG == name[2] & 127:
+                    self._places[place] = 0
+                    return ghost
         return 0
 
     def some(self, start: int, end: int) -> list[int]:
         return [ghost for ghost in self._places[start:end] if ghost]
+
+
+def _place(name: bytes, places: int) -> int:
+    # Of 44 bits: a compiler's small integers have 63.
+    return (int.from_bytes(name[3:9], "little") >> 4) % places
 
 
 def waited(ghost: int, now: int) -> int:
@@ -93,7 +98,7 @@ def turn_kept(ghost: int) -> int:
     return ((ghost & _KEPT) - 1) % MOST_TURNS + 1
 
 
-_CLASSES = array("H", [0])
+_CLASSES: Final[list[int]] = [0]
 """The class of each thing that a ghost can remember."""
 for _kind in range(OF_A_LEVEL):
     for _uses in range(1, MOST_USES + 1):

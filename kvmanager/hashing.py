@@ -42,10 +42,12 @@ _ENCODED_STEP: Final = 1 << 12
 
 _FEW_TOKENS: Final = 64
 """Fewer are encoded one by one."""
+_CHUNK_BLOCKS: Final = 512
+"""Blocks whose tokens are encoded at once, so that all of it stays in the processor's caches."""
+_MOST_OTHERS: Final = 6
+"""So are all where more than one in so many takes other than three bytes."""
 _TWO_BYTES: Final = b"\x19"
-_FOUR_BYTES: Final = b"\x1a"
 """What stands before an integer of so many bytes."""
-_TWO_BYTES_FROM: Final = (256).to_bytes(4, "big")
 _IS_ZERO: Final = bytes([byte == 0 for byte in range(256)])
 _IS_NOT_ZERO: Final = bytes([byte != 0 for byte in range(256)])
 
@@ -160,11 +162,22 @@ class HashChain:
             body = _encode_tokens(self.token_ids[first * size : num_blocks * size])
             names.append(new_hash(join((before, parent, between, body, self.keys(first)))).digest())
             return
-        later_keys = None if self._spans else self._later_keys
-        for place, body in enumerate(_encode_blocks(self.token_ids[first * size : num_blocks * size], size)):
-            keys = self.keys(first + place) if later_keys is None or first + place == 0 else later_keys
-            parent = new_hash(join((before, parent, between, body, keys))).digest()
-            names.append(parent)
+        for start in range(first, num_blocks, _CHUNK_BLOCKS):
+            for body in self._bodies(start, min(start + _CHUNK_BLOCKS, num_blocks), between):
+                parent = new_hash(before + parent + body).digest()
+                names.append(parent)
+
+    def _bodies(self, first: int, last: int, between: bytes) -> list[bytes]:
+        """What is hashed of the blocks first..last-1 behind their parents."""
+        size = self._block_size
+        token_ids, later_keys = self.token_ids[first * size : last * size], self._later_keys
+        if self._spans or self._sealed:
+            bodies = _encode_blocks(token_ids, size, between, b"")
+            return [body + self.keys(first + place) for place, body in enumerate(bodies)]
+        bodies = _encode_blocks(token_ids, size, between, later_keys)
+        if not first:
+            bodies[0] = bodies[0].removesuffix(later_keys) + self.keys(0)
+        return bodies
 
     def keys(self, block_index: int) -> bytes:
         """The CBOR of the extra keys of one block."""
@@ -216,56 +229,61 @@ class HashChain:
         return twin
 
 
-def _encode_blocks(token_ids: array[int], block_size: int) -> list[bytes]:
-    """The CBOR of the tokens of each full block.
+def _encode_blocks(token_ids: array[int], block_size: int, before: bytes, after: bytes) -> list[bytes]:
+    """The CBOR of the tokens of each full block, with something before and after it.
 
-    An id from 256 to 65,535 takes three bytes, so all are encoded at once as if they were such; then the blocks that
-    have another one are put together again.
+    An id from 256 to 65,535 takes three bytes, so all are encoded at once as if they were such, then the others again.
     """
-    if len(token_ids) == block_size:
-        return [_encode_tokens(token_ids)]
     if len(token_ids) < _FEW_TOKENS:
-        return [_encode_tokens(token_ids[place : place + block_size]) for place in range(0, len(token_ids), block_size)]
-    big_endian = token_ids[:]
-    if sys.byteorder == "little":
-        big_endian.byteswap()
-    raw = big_endian.tobytes()
-    columns = bytearray(_TWO_BYTES) * (3 * len(token_ids))
-    columns[1::3], columns[2::3] = raw[2::4], raw[3::4]
-    encoded, step = bytes(columns), 3 * block_size
-    bodies = [encoded[place : place + step] for place in range(0, len(encoded), step)]
+        return _encode_each(token_ids, block_size, before, after)
+    raw = _little_endian(token_ids)
     others = _others(raw)
-    place = others.find(1)
+    if others.count(1) * _MOST_OTHERS > len(others):
+        return _encode_each(token_ids, block_size, before, after)
+    columns = bytearray(before + (_TWO_BYTES + b"\0\0") * block_size + after) * (len(token_ids) // block_size)
+    step = len(before) + 3 * block_size + len(after)
+    for place in range(block_size):
+        high, low = raw[4 * place + 1 :: 4 * block_size], raw[4 * place :: 4 * block_size]
+        start = len(before) + 3 * place + 1
+        columns[start::step], columns[start + 1 :: step] = high, low
+    encoded = bytes(columns)
+    bodies = [encoded[start : start + step] for start in range(0, len(encoded), step)]
+    # The last first, so that those before it stay where they are.
+    place = others.rfind(1)
     while place >= 0:
         block = place // block_size
-        end = (block + 1) * block_size
-        bodies[block] = _encode_mixed(raw, encoded, others, end - block_size, end)
-        place = others.find(1, end)
+        start = len(before) + 3 * (place - block * block_size)
+        body = bodies[block]
+        bodies[block] = body[:start] + _head(_INTEGER, token_ids[place]) + body[start + 3 :]
+        place = others.rfind(1, 0, place)
     return bodies
 
 
+def _encode_each(token_ids: array[int], block_size: int, before: bytes, after: bytes) -> list[bytes]:
+    """_encode_blocks() by a table of what each id is in CBOR: many reads all over the memory."""
+    return [
+        before + _encode_tokens(token_ids[start : start + block_size]) + after
+        for start in range(0, len(token_ids), block_size)
+    ]
+
+
+def _little_endian(token_ids: array[int]) -> bytes:
+    """The ids, 4 bytes each."""
+    if sys.byteorder == "little":
+        return token_ids.tobytes()
+    swapped = token_ids[:]
+    swapped.byteswap()
+    return swapped.tobytes()
+
+
 def _others(raw: bytes) -> bytes:
-    """1 for each id that does not take three bytes, 0 for the others. raw: the ids, 4 bytes each."""
-    small, high, highest = raw[2::4].translate(_IS_ZERO), raw[1::4], raw[0::4]
+    """1 for each id that does not take three bytes, 0 for the others. raw: the ids, in little endian."""
+    small, high, highest = raw[1::4].translate(_IS_ZERO), raw[2::4], raw[3::4]
     zeros = bytes(len(high))
     if high == zeros == highest:
         return small
     large = [int.from_bytes(column.translate(_IS_NOT_ZERO), "big") for column in (high, highest)]
     return (int.from_bytes(small, "big") | large[0] | large[1]).to_bytes(len(small), "big")
-
-
-def _encode_mixed(raw: bytes, encoded: bytes, others: bytes, start: int, end: int) -> bytes:
-    """The CBOR of the ids start..end-1. encoded: 3 bytes for each, wrong for `others`."""
-    pieces: list[bytes] = []
-    place = others.find(1, start, end)
-    while place >= 0:
-        pieces.append(encoded[3 * start : 3 * place])
-        number = raw[4 * place : 4 * place + 4]
-        pieces.append(_SMALL[number[3]] if number < _TWO_BYTES_FROM else _FOUR_BYTES + number)
-        start = place + 1
-        place = others.find(1, start, end)
-    pieces.append(encoded[3 * start : 3 * end])
-    return b"".join(pieces)
 
 
 def _encode_tokens(token_ids: array[int]) -> bytes:
@@ -299,6 +317,3 @@ def _head(major: int, number: int) -> bytes:
     if number < 1 << 16:
         return bytes((major | 25, number >> 8, number & 0xFF))
     return bytes((major | 26,)) + number.to_bytes(4, "big")
-
-
-_SMALL: Final = [_head(_INTEGER, token_id) for token_id in range(256)]

@@ -11,12 +11,13 @@ from kvmanager.check import check_pool
 from kvmanager.clock import Clock, no_time
 from kvmanager.errors import InvalidArgument, UnknownSequence
 from kvmanager.events import EventKind, EventLog, IndexEvent
+from kvmanager.hash_index import CheckedHashIndex, HashIndex, NoIndex
 from kvmanager.hashing import HashChain
 from kvmanager.hit_window import HitWindow
 from kvmanager.lease import Lease
 from kvmanager.lru import LruEviction
 from kvmanager.policy import EvictionPolicy
-from kvmanager.prefix_index import NO_NAME, CheckedHashIndex, HashIndex, NoIndex, PrefixIndex
+from kvmanager.prefix_index import NO_NAME, PrefixIndex
 from kvmanager.radix_index import RadixIndex
 from kvmanager.residency import Residency
 from kvmanager.sequence import Sequence
@@ -205,7 +206,7 @@ def _policy(spec: PoolSpec, residency: Residency) -> EvictionPolicy:
 
 def _index(spec: PoolSpec) -> PrefixIndex:
     if spec.index is IndexKind.RADIX:
-        return RadixIndex(spec.num_blocks)
+        return RadixIndex(spec.num_blocks, spec.hash_algorithm is HashAlgorithm.XXH3)
     if spec.index is IndexKind.NONE:
         return NoIndex(spec.num_blocks)
     if spec.hash_algorithm is HashAlgorithm.XXH3:

@@ -25,7 +25,7 @@ class Promises(Requests):
         if first >= last:
             return
         sequence.chain.compute(last)
-        last = self.block_pool.end_of_new(sequence.chain.names, first, last)
+        last = self.block_pool.index.end_of_new(sequence.blocks, sequence.chain, first, last)
         if first < last:
             self.block_pool.publish(sequence.blocks, sequence.chain, first, last)
             self.block_pool.promised.update(sequence.blocks[first:last])

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Set
+from typing import Final
 
 from kvmanager.hashing import HashChain
-from kvmanager.prefix_index import NO_BLOCK, NOTHING, PrefixIndex
+from kvmanager.prefix_index import NO_BLOCK, NO_NAME, NOTHING, PrefixIndex
 
-TOKEN_BYTES = 4
+TOKEN_BYTES: Final = 4
 
 
 class _Node:
@@ -60,8 +61,8 @@ class RadixIndex(PrefixIndex):
 
     __slots__ = ("_nodes", "_root")
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
+    def __init__(self, num_blocks: int, names_may_collide: bool = False) -> None:
+        super().__init__(num_blocks, names_may_collide)
         self._root = _Node(NO_BLOCK, b"", None)
         self._nodes: list[_Node | None] = [None] * num_blocks
 
@@ -98,7 +99,7 @@ class RadixIndex(PrefixIndex):
     def publish(self, blocks: list[int], chain: HashChain, first: int, last: int) -> None:
         """As of any index. Each new name becomes a node."""
         super().publish(blocks, chain, first, last)
-        above = self._node(self._owners[chain.names[first - 1]]) if first else self._root
+        above = self._node(self.owner(blocks[first - 1])) if first else self._root
         for index in range(first, last):
             node = _Node(blocks[index], chain.content(index), above)
             above.add(node)
@@ -114,28 +115,29 @@ class RadixIndex(PrefixIndex):
         return super().withdraw_leaves(blocks)
 
     def holds(self, block: int, chain: HashChain, block_index: int) -> bool:
-        """Whether a published block holds what the chain has at `block_index`; names may collide."""
-        parent = chain.names[block_index - 1] if block_index else b""
-        node = self._nodes[self._owners[self.names[block]]]
-        return self._parents[block] == parent and node is not None and node.content == chain.content(block_index)
+        """Whether an owner holds what the chain has at `block_index`; names may collide."""
+        parent = chain.names[block_index - 1] if block_index else NO_NAME
+        node = self._node(block)
+        above = node.parent
+        return above is not None and self.names[above.block] == parent and node.content == chain.content(block_index)
 
     def contradictions(self) -> list[str]:
         """Nodes that don't stand where their names do."""
-        wrong = [
-            f"block {block} and its node in the tree do not belong together"
-            for block in self._owners.values()
-            if not self._stands(block, self._parents[block])
-        ]
-        nodes = [
-            block
-            for block, node in enumerate(self._nodes)
-            if node is not None and self.owner(self.names[block]) != block
-        ]
-        return wrong + [f"block {block} has a node in the tree, but is not found" for block in nodes]
+        wrong: list[str] = []
+        found: set[int] = set()
+        for branch in self.branches():
+            before = branch.before()
+            for block in branch.blocks:
+                if not self._stands(block, before):
+                    wrong.append(f"block {block} and its node in the tree do not belong together")
+                before = block
+            found.update(branch.blocks)
+        strays = [block for block, node in enumerate(self._nodes) if node is not None and block not in found]
+        return wrong + [f"block {block} has a node in the tree, but is not found" for block in strays]
 
-    def _stands(self, block: int, parent: bytes) -> bool:
+    def _stands(self, block: int, before: int) -> bool:
         node = self._nodes[block]
-        above = self._nodes[self.owner(parent)] if parent else self._root
+        above = self._nodes[before] if before else self._root
         if node is None or above is None or node.block != block or node.parent is not above:
             return False
         return above.find(node.content) is node and len(node.nodes) == self.num_children(block)
@@ -146,8 +148,8 @@ class RadixIndex(PrefixIndex):
         self._root = _Node(NO_BLOCK, b"", None)
         self._nodes = [None] * len(self.names)
 
-    def _hand_over(self, name: bytes, owner: int, heir: int) -> None:
-        super()._hand_over(name, owner, heir)
+    def _hand_over(self, owner: int, heir: int) -> None:
+        super()._hand_over(owner, heir)
         node = self._node(owner)
         node.block = heir
         self._nodes[heir] = node

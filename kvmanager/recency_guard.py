@@ -9,16 +9,18 @@ ahead, gives way to LRU's order for a while, which is doubled with every trial l
 
 from __future__ import annotations
 
-EVIDENCE = 16.0
+from typing import Final
+
+EVIDENCE: Final = 16.0
 """Prompts on which a policy that is plainly behind has lost; after four times as many it must be ahead.
 
 Prompts count by Kish's effective number, the square of a sum over the sum of squares: the few that decide most count.
 """
-BEHIND = -2.0
+BEHIND: Final = -2.0
 """The lead, in standard deviations, under which a policy is plainly behind."""
-AHEAD = 1.0
+AHEAD: Final = 1.0
 """The lead, in standard deviations, that it must have after more evidence."""
-MOST_PAUSE = 64
+MOST_PAUSE: Final = 64
 """LRU is used for 1, 2, 4 and so on up to so many times the length of the trial that was lost."""
 
 

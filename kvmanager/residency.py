@@ -7,6 +7,7 @@ that ends in another way than by eviction is in no histogram.
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Final
 
 from kvmanager.clock import Clock, no_time
 from kvmanager.runs import Run
@@ -14,10 +15,10 @@ from kvmanager.runs import Run
 BOUNDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0)
 """Upper bounds of the histograms, in seconds."""
 
-REMEMBERED = 64
+REMEMBERED: Final = 64
 """Names of evicted blocks that are remembered, the latest."""
 
-TURNOVERS = 4
+TURNOVERS: Final = 4
 """One evicted block in so many is remembered that the names stand for this many evictions of the whole pool."""
 
 

@@ -189,9 +189,9 @@ class RestorablePool(Pool):
             pool.take(len(fresh), pool.tenants.tenant(run.chain.scope.salt))
             idle += fresh
             last = run.first + len(run.blocks)
-            if not run.first or pool.index.owner(run.chain.names[run.first - 1]):
-                # The blocks before the first are not looked at.
-                pool.publish([NO_BLOCK] * run.first + run.blocks, run.chain, run.first, last)
+            path = pool.index.match(run.chain, run.first)
+            if len(path) == run.first:
+                pool.publish(path + run.blocks, run.chain, run.first, last)
         for blocks in _by_use(cached, idle):
             pool.release(blocks)
         pool.note_forgotten([block for part in cached for block in part.block_ids if not pool.index.names[block]])

@@ -3,36 +3,42 @@
 A block of class c is used again with a chance P of c, and if it is, after a time whose distribution is that of all
 blocks that waited as long as it did for their last use. This is the mixture model of cures (Boag, 1949): the more time
 passes without a use, the surer it is that none will come. Chances are learned from few lives, because their odds are a
-product of what each part of the class says, and the class's own numbers correct it as they grow.
+product of what each part of the class says, and the class's own numbers correct it as they grow. How soon they do is
+learned as well (`shrinkage`): where classes differ by chance alone, all are taken for alike. The blocks of a prompt
+come back together, so the evidence is prompts.
 """
 
 from __future__ import annotations
 
 from array import array
 from math import log2
+from typing import Final
 
-AGES = 24
-LEVELS = 6  # uses or turns: 1, 2, 3, 4 to 5, 6 to 8, more
-FRESH = 5  # new blocks of the last prompt: 1, under 8, under 32, under 100, more
-WAITS = 6  # turnovers before the last use: no turn before, under 1/8, under 1/2, under 2, under 8, more
-CLASSES = LEVELS * FRESH * WAITS * 2
+from kvmanager.shrinkage import likeliest_trust
+
+AGES: Final = 24
+LEVELS: Final = 6  # uses or turns: 1, 2, 3, 4 to 5, 6 to 8, more
+FRESH: Final = 5  # new blocks of the last prompt: 1, under 8, under 32, under 100, more
+WAITS: Final = 6  # turnovers before the last use: no turn before, under 1/8, under 1/2, under 2, under 8, more
+CLASSES: Final = LEVELS * FRESH * WAITS * 2
 """A class is (level, fresh, wait, tail) as one number; tail is 1 for the last block of a prompt."""
-OF_A_LEVEL = FRESH * WAITS * 2
+OF_A_LEVEL: Final = FRESH * WAITS * 2
 """Classes of a level; those of the lowest come first."""
 _PARTS = ((OF_A_LEVEL, LEVELS), (WAITS * 2, FRESH), (2, WAITS), (1, 2))
 
-TRUST = 16.0
-"""Uses that a part of a class, or a class, must have had before its own numbers count as much as the guess."""
-TRUST_WAIT = 32.0
-"""Blocks that must have been at risk at an age before those that waited alike count as much as all together."""
-TRUST_AGE = 4.0
+TRUST = 4.0
+"""Prompts that must have come back before the odds of all blocks count as much as ODDS."""
+TRUST_AGE = 1.0
+"""The same for the hazard at an age and HAZARD."""
+BELIEF = 0.5
+"""The part of the likeliest trust that is used: what is read into chance costs less than what is overlooked."""
 HAZARD = 0.2
 """Of the blocks that will be used again, how many are within an age bucket; until something is known."""
 MOST_HAZARD = 0.5
 ODDS = 0.3
 MOST_ODDS, LEAST_ODDS = 64.0, 1.0 / 512.0
 _ROUNDS = 2
-_STEPS_PER_OCTAVE = 2  # of odds, in the table of worths
+_STEPS_PER_OCTAVE = 4  # of odds, and of worths: of blocks that are worth about the same the oldest goes first
 
 
 def class_of_level(level: int) -> int:
@@ -58,7 +64,7 @@ def _bucket_start(bucket: int) -> int:
     return bucket if bucket < 2 else 2 + (bucket & 1) << (bucket + 2) // 2 - 2
 
 
-_BUCKETS = [_age_bucket(units) for units in range(_bucket_start(AGES - 1))]
+_BUCKETS: Final = [_age_bucket(units) for units in range(_bucket_start(AGES - 1))]
 
 
 def age_bucket(units: int) -> int:
@@ -71,7 +77,8 @@ class ReturnModel:
 
     # fmt: off
     __slots__ = (
-        "_counting", "_factors", "_hazards", "_odds", "_parts", "_starts", "gone", "returned", "waiting", "worth",
+        "_counting", "_factors", "_hazards", "_odds", "_parts", "_prompt", "_squares", "_starts", "_uses", "gone",
+        "returned", "waiting", "worth",
     )
     # fmt: on
 
@@ -91,10 +98,22 @@ class ReturnModel:
         self._parts = [[1.0] * count for _, count in _PARTS]
         self._factors = [1.0] * CLASSES
         self._hazards = [[HAZARD] * AGES for _ in range(WAITS)]
+        self._prompt = 0
+        """Uses by the prompt that runs."""
+        self._uses = 0.0
+        """Uses by the prompts before it, and the sum of the squares of each one's."""
+        self._squares = 0.0
 
     def count_returned(self, cell: int, count: int) -> None:
+        self._prompt += count
         for _ in range(count):
             self.returned[cell] += 1.0
+
+    def settle(self) -> None:
+        """A prompt is done."""
+        self._uses += self._prompt
+        self._squares += self._prompt * self._prompt
+        self._prompt = 0
 
     def count_waiting(self, cells: list[int]) -> None:
         for cell in cells:
@@ -105,6 +124,8 @@ class ReturnModel:
         self.waiting, self._counting = self._counting, array("f", [0.0]) * (CLASSES * AGES)
 
     def fade(self, kept: float) -> None:
+        self._uses *= kept
+        self._squares *= kept
         for cell in range(CLASSES * AGES):
             self.returned[cell] *= kept
             self.gone[cell] *= kept
@@ -164,20 +185,25 @@ class ReturnModel:
             terms = zip(at_risk[number], left, now, strict=True)
             return chance * sum([lives * use / (lost + chance * rest) for lives, rest, use in terms])
 
+        together = self._together()
+        trust = TRUST * together
         guesses = sum([expected(number, self._guess(number)) for number in used])
-        self._odds *= (sum(used.values()) + TRUST) / (guesses + TRUST)
+        self._odds *= (sum(used.values()) + trust) / (guesses + trust * self._odds / ODDS)
         for (stride, count), parts in zip(_PARTS, self._parts, strict=True):
-            seen = [TRUST] * count
-            guessed = [TRUST] * count
+            seen = [0.0] * count
+            guessed = [0.0] * count
             for number, uses in used.items():
                 seen[number // stride % count] += uses
                 guessed[number // stride % count] += expected(number, self._guess(number))
-            for part in range(count):
-                parts[part] = min(MOST_ODDS, max(1.0 / MOST_ODDS, parts[part] * seen[part] / guessed[part]))
+            trust = _trust(seen, [guess / part for guess, part in zip(guessed, parts, strict=True)], together)
+            for part, ratio in enumerate(parts):
+                ratio *= (seen[part] + trust) / (guessed[part] + trust * ratio)
+                parts[part] = min(MOST_ODDS, max(1.0 / MOST_ODDS, ratio))
+        trust = _trust([*used.values()], [expected(number, self._guess(number)) for number in used], together)
         for number, uses in used.items():
             factor = self._factors[number]
             guess = expected(number, self._guess(number) * factor)
-            self._factors[number] = factor * (uses + TRUST) / (guess + TRUST * factor)
+            self._factors[number] = factor * (uses + trust) / (guess + trust * factor)
 
     def _learn_hazards(self, at_risk: dict[int, list[float]], curves: list[tuple[list[float], list[float]]]) -> None:
         """Uses at each age over the blocks at risk that are expected to be used at all."""
@@ -190,13 +216,22 @@ class ReturnModel:
             for age in range(AGES):
                 seen[wait][age] += self.returned[number * AGES + age]
                 risk[wait][age] += lives[age] * odds * left[age] / (1.0 + odds * left[age])
-        for age in range(AGES):
-            pooled = (sum([row[age] for row in seen]) + TRUST_AGE * HAZARD) / (
-                sum([row[age] for row in risk]) + TRUST_AGE
-            )
-            for wait in range(WAITS):
-                hazard = (seen[wait][age] + TRUST_WAIT * pooled) / (risk[wait][age] + TRUST_WAIT)
+        together = self._together()
+        trust = TRUST_AGE * together
+        pooled = [
+            (sum([row[age] for row in seen]) + trust * HAZARD) / (sum([row[age] for row in risk]) + trust)
+            for age in range(AGES)
+        ]
+        guessed = [[lives * hazard for lives, hazard in zip(row, pooled, strict=True)] for row in risk]
+        trust = _trust([use for row in seen for use in row], [guess for row in guessed for guess in row], together)
+        for wait in range(WAITS):
+            for age, hazard in enumerate(pooled):
+                hazard *= (seen[wait][age] + trust) / (guessed[wait][age] + trust)
                 self._hazards[wait][age] = min(MOST_HAZARD, hazard)
+
+    def _together(self) -> float:
+        """How many uses come together, as one piece of evidence (Kish, 1965: a sum of squares over the sum)."""
+        return max(1.0, self._squares / self._uses) if self._uses else 1.0
 
     def _worth_of(self, odds: float, curve: tuple[list[float], list[float]]) -> array[float]:
         """From each age on, the steepest slope of uses over room."""
@@ -207,9 +242,26 @@ class ReturnModel:
             room.append(room[-1] + kept * (self._starts[age + 1] - self._starts[age]))
             uses.append(uses[-1] + chance * now)
         worth = array("d", [0.0]) * AGES
-        for age in range(AGES):
-            worth[age] = max([(uses[end] - uses[age]) / (room[end] - room[age]) for end in range(age + 1, AGES + 1)])
+        ends = [AGES]  # where the slopes from an age end that no later end exceeds: the upper hull, the first one last
+        for age in range(AGES - 1, -1, -1):
+            slopes = [(uses[end] - uses[age]) / (room[end] - room[age]) for end in ends[-2:]]
+            while len(ends) > 1 and slopes[0] > slopes[1]:
+                ends.pop()
+                slopes = [(uses[end] - uses[age]) / (room[end] - room[age]) for end in ends[-2:]]
+            worth[age] = _stepped(slopes[-1])
+            ends.append(age)
         return worth
+
+
+def _stepped(value: float) -> float:
+    """The nearest step of an octave."""
+    return 2.0 ** (round(log2(value) * _STEPS_PER_OCTAVE) / _STEPS_PER_OCTAVE) if value > 0.0 else 0.0
+
+
+def _trust(seen: list[float], guessed: list[float], together: float) -> float:
+    """The uses that a group must have had before its own numbers count as much as the guess."""
+    groups = [(use / together, guess / together) for use, guess in zip(seen, guessed, strict=True) if guess > 0.0]
+    return BELIEF * likeliest_trust(groups) * together
 
 
 def _curve(hazards: list[float]) -> tuple[list[float], list[float]]:

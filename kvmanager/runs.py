@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
+from typing import Final
 
 from kvmanager.errors import BrokenBooks
 
@@ -10,23 +10,21 @@ from kvmanager.errors import BrokenBooks
 class Run:
     """`blocks` follow each other in a chain from index `depth` on; none is in two runs. Owned by its policy.
 
-    number: its place among the runs of its policy. uses, turn, wait and kind are what AdaptiveEviction learns from.
-    stamp: when the blocks were released. born, idle_since: when they were computed, on average, and last let go, in
-    seconds of the pool's clock. cached: nobody holds them. group: the list of runs on offer that it is in,
-    between `before` and `after`; NO_GROUP for none.
+    uses, turn, wait and kind are what AdaptiveEviction learns from. stamp: when the blocks were released. born,
+    idle_since: when they were computed, on average, and last let go, in seconds of the pool's clock. cached: nobody
+    holds them. group: the list of runs on offer that it is in, between `before` and `after`; NO_GROUP for none.
     """
 
     # fmt: off
     __slots__ = (
-        "after", "before", "blocks", "born", "cached", "depth", "group", "idle_since", "kind", "number", "stamp",
-        "turn", "uses", "wait",
+        "after", "before", "blocks", "born", "cached", "depth", "group", "idle_since", "kind", "stamp", "turn", "uses",
+        "wait",
     )
     # fmt: on
 
     def __init__(self, blocks: list[int], depth: int) -> None:
         self.blocks = blocks
         self.depth = depth
-        self.number = 0
         self.uses = 1
         self.turn = 0
         self.wait = 0
@@ -48,38 +46,28 @@ class Run:
         return run
 
 
-NO_GROUP = -1
+NO_GROUP: Final = -1
 
 
 class Runs:
-    """The runs of a policy, by number, and the number of each block's. A number takes half the room of a reference."""
+    """The run of each block of a policy."""
 
-    __slots__ = ("_numbers", "_runs", "_unused")
+    __slots__ = ("_runs",)
 
     def __init__(self, num_blocks: int) -> None:
-        self._numbers = array("i", [0]) * num_blocks
-        self._runs: list[Run] = []
-        self._unused: list[int] = []
+        self._runs: list[Run] = [Run([], 0)] * num_blocks
 
     def of(self, block: int) -> Run:
         """The run of a block that has content."""
-        return self._runs[self._numbers[block]]
+        return self._runs[block]
 
     def add(self, run: Run) -> None:
         """A run of blocks that are in no other one."""
-        if self._unused:
-            run.number = self._unused.pop()
-            self._runs[run.number] = run
-        else:
-            run.number = len(self._runs)
-            self._runs.append(run)
         self._claim(run.blocks, run)
 
     def shorten(self, run: Run, count: int) -> None:
         """The last `count` blocks of a run have no content any more."""
         del run.blocks[len(run.blocks) - count :]
-        if not run.blocks:
-            self._unused.append(run.number)
 
     def cover(self, blocks: list[int]) -> list[Run]:
         """The runs that `blocks`, a part of a chain, consist of; a run that goes on beyond is cut.
@@ -92,7 +80,7 @@ class Runs:
             run = self.of(blocks[place])
             if not run.blocks:
                 raise BrokenBooks(f"block {blocks[place]} is used and has been given up", block=blocks[place])
-            there = blocks[place : place + len(run.blocks)]
+            there = blocks[place : place + len(run.blocks)] if place or len(run.blocks) < len(blocks) else blocks
             if run.blocks != there:
                 run = self._cut_out(run, there)
             runs.append(run)
@@ -132,12 +120,10 @@ class Runs:
                 right.blocks[:0] = left.blocks
                 right.depth = left.depth
                 self._claim(left.blocks, right)
-                self._unused.append(left.number)
                 joined[-1] = right
             else:
                 left.blocks += right.blocks
                 self._claim(right.blocks, left)
-                self._unused.append(right.number)
         return joined
 
     def drop(self, block: int) -> None:
@@ -163,9 +149,9 @@ class Runs:
         return first
 
     def _claim(self, blocks: list[int], run: Run) -> None:
-        numbers, number = self._numbers, run.number
+        runs = self._runs
         for block in blocks:
-            numbers[block] = number
+            runs[block] = run
 
 
 def _mean_born(left: Run, right: Run) -> float:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-NULL_BLOCK = 0
+NULL_BLOCK: Final = 0
 """The block that is never handed out: the target of padding."""
 
-MAX_BLOCKS = 1 << 24
-MAX_BLOCK_SIZE = 1 << 10
-MAX_ID_BYTES = 256
-MAX_SALT_BYTES = 128
-MAX_CHILDREN = 1024
+MAX_BLOCKS: Final = 1 << 24
+MAX_BLOCK_SIZE: Final = 1 << 10
+MAX_ID_BYTES: Final = 256
+MAX_SALT_BYTES: Final = 128
+MAX_CHILDREN: Final = 1024
 """Of one fork."""
 
-MAX_SPANS = 4096
-MAX_PRIORITY = 100
-MAX_PIN_SECONDS = 7 * 24 * 3600.0
+MAX_SPANS: Final = 4096
+MAX_PRIORITY: Final = 100
+MAX_PIN_SECONDS: Final = 7 * 24 * 3600.0
 
 
 class HashAlgorithm(Enum):
@@ -77,7 +77,7 @@ class CacheScope:
     salt: str = ""
 
 
-BASE_SCOPE = CacheScope()
+BASE_SCOPE: Final = CacheScope()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Retention:
     pin_seconds: float = 0.0
 
 
-NO_RETENTION = Retention()
+NO_RETENTION: Final = Retention()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ def main(
         raise typer.Exit(2)
     place = place_of(device, quick)
     if part:
-        typer.echo(MARK + json.dumps(run_here(Task(part, backend), place)))
+        # At the end once more, for then there may be a failure beside the figures.
+        _show(run_here(Task(part, backend), place, _show))
         return
     run = partial(run_here, place=place) if quick else partial(_apart, device)
     backends = ON_GPU if place.is_gpu else ON_CPU
@@ -64,6 +65,10 @@ def main(
     typer.echo(json.dumps(results) if as_json else table(results))
     if has_failed(results):
         raise typer.Exit(EXIT_WRONG)
+
+
+def _show(figures: Figures) -> None:
+    print(MARK + json.dumps(figures), flush=True)
 
 
 def _apart(device: str, task: Task) -> Figures:

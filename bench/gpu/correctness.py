@@ -20,23 +20,24 @@ _DIMS = (64, 80, 96, 128, 256)
 _BLOCKS = (8, 16, 32, 64)
 
 
-def correctness(place: Place, backend: str) -> dict[str, object]:
-    """How many shapes are right, which can't be had and which are wrong, each with the reason. ok: none is wrong."""
+def correctness(place: Place, backend: str) -> Iterator[dict[str, object]]:
+    """How many shapes are right, which can't be had and which are wrong, each with the reason. ok: none is wrong.
+
+    After each shape: where kernels are compiled for the first time, there may be no time for all.
+    """
     right = 0
     refused: dict[str, str] = {}
     wrong: dict[str, str] = {}
     kind = BACKENDS[backend]
     for shape in _shapes(place):
-        reason = kind.why_not(shape)
+        name, reason = _name(shape), kind.why_not(shape)
         if reason is not None:
-            refused[_name(shape)] = reason
-            continue
-        reason = why_broken(kind, shape)
-        if reason is None:
-            right += 1
+            refused[name] = reason
+        elif (reason := why_broken(kind, shape)) is not None:
+            wrong[name] = reason
         else:
-            wrong[_name(shape)] = reason
-    return {"ok": right > 0 and not wrong, "right": right, "refused": refused, "wrong": wrong}
+            right += 1
+        yield {"ok": right > 0 and not wrong, "right": right, "refused": refused, "wrong": wrong}
 
 
 def _shapes(place: Place) -> Iterator[AttentionShape]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections.abc import Iterator
 
 import torch
 
@@ -13,7 +14,7 @@ from bench.gpu.place import Place
 _PACKAGES = ("torch", "triton", "flashinfer-python", "flash-attn", "transformers")
 
 
-def facts(place: Place) -> dict[str, object]:
+def facts(place: Place) -> Iterator[dict[str, object]]:
     """Names and versions."""
     found: dict[str, object] = {"device": str(place.device), "python": platform.python_version()}
     for package in _PACKAGES:
@@ -30,10 +31,10 @@ def facts(place: Place) -> dict[str, object]:
             "multiprocessors": properties.multi_processor_count,
             "cuda": torch.version.cuda,
         }
-    return found
+    yield found
 
 
-def speeds(place: Place) -> dict[str, object]:
+def speeds(place: Place) -> Iterator[dict[str, object]]:
     """copy_gb_s: bytes read and written per second; matmul_tflop_s: of a square product in the model's type."""
     sizes = place.sizes
     source = torch.zeros(sizes.copy_bytes, dtype=torch.uint8, device=place.device)
@@ -43,7 +44,7 @@ def speeds(place: Place) -> dict[str, object]:
     left, right = (torch.randn(side, device=place.device, dtype=sizes.dtype) for _ in range(2))
     product = torch.empty_like(left)
     multiplied = place.time(lambda: torch.mm(left, right, out=product))
-    return {
+    yield {
         "copy_gb_s": 2 * sizes.copy_bytes / copied / 1e9,
         "matmul_tflop_s": matmul_flops(sizes.matmul, sizes.matmul, sizes.matmul) / multiplied / 1e12,
     }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from bench.gpu.attention import attention
@@ -17,9 +20,9 @@ from bench.gpu.steps import steps
 
 Figures = dict[str, object]
 
-ALONE: dict[str, Callable[[Place], Figures]] = {"facts": facts, "speeds": speeds}
-"""Parts about the device."""
-BY_BACKEND: dict[str, Callable[[Place, str], Figures]] = {
+ALONE: dict[str, Callable[[Place], Iterator[Figures]]] = {"facts": facts, "speeds": speeds}
+"""Parts about the device. A part yields its figures again and again, as there come more."""
+BY_BACKEND: dict[str, Callable[[Place, str], Iterator[Figures]]] = {
     "correctness": correctness,
     "attention": attention,
     "steps": steps,
@@ -29,7 +32,7 @@ BY_BACKEND: dict[str, Callable[[Place, str], Figures]] = {
 """Parts about one attention backend."""
 
 MARK = "figures: "
-"""Begins the line with what a process of a part found; whatever else it prints is not ours."""
+"""Begins each line with what a process of a part has found so far; whatever else it prints is not ours."""
 LONGEST_REASON = 500
 
 
@@ -46,32 +49,54 @@ class Task:
         return f"{self.part} of {self.backend}" if self.backend else self.part
 
 
-def run_here(task: Task, place: Place) -> Figures:
-    """The figures of a part; `failed` and the reason when it raises."""
+def run_here(task: Task, place: Place, tell: Callable[[Figures], None] = lambda figures: None) -> Figures:
+    """The figures of a part; `failed` and the reason beside those that it had, when it raises. tell: gets them as they
+    grow."""
+    figures: Figures = {}
     try:
-        if task.backend:
-            return BY_BACKEND[task.part](place, task.backend)
-        return ALONE[task.part](place)
+        part = BY_BACKEND[task.part](place, task.backend) if task.backend else ALONE[task.part](place)
+        for figures in part:
+            tell(figures)
     # Kernels and compilers raise what they like, and the other parts go on.
     except Exception as error:
-        return failed(f"{type(error).__name__}: {error}")
+        return figures | failed(f"{type(error).__name__}: {error}")
+    return figures
 
 
 def run_apart(command: Sequence[str], seconds: float) -> Figures:
-    """What a process prints behind MARK; `failed` and the reason when it ends without, or not in time.
+    """What a process prints behind MARK at last. Beside it `failed` and the reason when it ends otherwise than well, or
+    `cut_short` when it is not ready in time; that is a failure too if there is nothing yet.
 
-    A kernel that writes where it must not breaks all later work of its process, and of no other.
+    A kernel that writes where it must not breaks all later work of its process, and of no other. Compilers and servers
+    that it has started end with it.
     """
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    is_late = False
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        return failed(f"it was not ready after {seconds:.0f} s")
-    for line in ended.stdout.splitlines():
-        if line.startswith(MARK):
-            found: Figures = json.loads(line.removeprefix(MARK))
-            return found
-    last = (ended.stderr.strip().splitlines() or ["no word"])[-1]
-    return failed(f"its process ended with {ended.returncode}: {last}")
+        is_late = True
+        _kill_all(process)
+        output, errors = process.communicate()
+    finally:
+        _kill_all(process)
+    lines = [line.removeprefix(MARK) for line in output.splitlines() if line.startswith(MARK)]
+    figures: Figures = json.loads(lines[-1]) if lines else {}
+    if is_late:
+        reason = f"it was not ready after {seconds:.0f} s"
+        return figures | {"cut_short": reason} if figures else failed(reason)
+    if process.returncode or not figures:
+        last = (errors.strip().splitlines() or ["no word"])[-1]
+        return figures | failed(f"its process ended with {process.returncode}: {last}")
+    return figures
+
+
+def _kill_all(process: subprocess.Popen[str]) -> None:
+    """Ends all that is left of a session of processes."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def failed(reason: str) -> Figures:
@@ -87,4 +112,4 @@ def command_of(task: Task, device: str, quick: bool) -> list[str]:
 
 def is_right(figures: Mapping[str, object]) -> bool:
     """Whether a backend's correctness part found it right."""
-    return figures.get("ok") is True
+    return figures.get("ok") is True and "failed" not in figures

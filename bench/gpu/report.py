@@ -9,6 +9,8 @@ from bench.gpu.plan import Results
 
 Row = tuple[str, str, str]
 """What, of what, how much."""
+_REASONS = ("failed", "cut_short", "skipped")
+"""Why figures are missing."""
 
 
 def table(results: Results) -> str:
@@ -22,20 +24,25 @@ def _rows(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[Ro
     speeds = results.get("speeds", {}).get("", {})
     for part, backends in results.items():
         for backend, figures in backends.items():
-            if reason := figures.get("failed") or figures.get("skipped"):
-                yield part, backend, str(reason)
-            elif part == "correctness":
-                yield part, backend, _correct(figures)
-            elif part == "attention":
-                yield from _attention(backend, figures, speeds)
-            elif part == "steps":
-                yield from _steps(backend, figures, speeds)
-            elif part == "split":
-                yield part, backend, f"{figures['ratio']:.3f} of the throughput with the books inside"
-            elif part == "huggingface":
-                yield part, backend, _beside(figures)
-            else:
-                yield from ((part, name, _number(value)) for name, value in figures.items())
+            known = {name: value for name, value in figures.items() if name not in _REASONS}
+            if known:
+                yield from _of_part(part, backend, known, speeds)
+            yield from ((part, backend, str(figures[name])) for name in _REASONS if name in figures)
+
+
+def _of_part(part: str, backend: str, figures: Mapping[str, Any], speeds: Mapping[str, Any]) -> Iterator[Row]:
+    if part == "correctness":
+        yield part, backend, _correct(figures)
+    elif part == "attention":
+        yield from _attention(backend, figures, speeds)
+    elif part == "steps":
+        yield from _steps(backend, figures, speeds)
+    elif part == "split":
+        yield part, backend, f"{figures['ratio']:.3f} of the throughput with the books inside"
+    elif part == "huggingface":
+        yield part, backend, _beside(figures)
+    else:
+        yield from ((part, name, _number(value)) for name, value in figures.items())
 
 
 def _correct(figures: Mapping[str, Any]) -> str:
@@ -48,7 +55,8 @@ def _attention(backend: str, figures: Mapping[str, Any], speeds: Mapping[str, An
         told = f"{one['us']:.1f} us, {one['gb_s']:.1f} GB/s{_share(one['gb_s'], speeds.get('copy_gb_s'), 'a copy')}"
         paging = f"{one['overhead_of_paging']:+.1%} over contiguous K/V, {one['overhead_of_order']:+.1%} over order"
         yield "decode attention", f"{backend}, batch {batch}", f"{told}; {paging}"
-    one = figures["prefill"]
+    if (one := figures.get("prefill")) is None:
+        return
     told = f"{one['tflop_s']:.2f} TFLOP/s{_share(one['tflop_s'], speeds.get('matmul_tflop_s'), 'a matmul')}"
     yield "prefill attention", f"{backend}, {one['tokens']} tokens", told
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import torch
@@ -34,13 +34,13 @@ Request = tuple[int, int]
 """Tokens of a prompt and of its answer."""
 
 
-def split(place: Place, backend: str) -> dict[str, object]:
+def split(place: Place, backend: str) -> Iterator[dict[str, object]]:
     """Decode throughput with the books in a process of their own over that with the same books inside."""
     streams = place.sizes.split_streams
     case, plan = Case(str(streams), streams), Plan() if place.is_gpu else QUICK
     loaded = random_model(place.sizes.model, place.sizes.dtype, place.device)
     figures = measure_with(setup_of(place, loaded, backend, blocks_of(case, plan), streams), case, plan)
-    return {"streams": streams, **{name.replace(f"_{case.name}", ""): value for name, value in figures.items()}}
+    yield {"streams": streams, **{name.replace(f"_{case.name}", ""): value for name, value in figures.items()}}
 
 
 def setup_of(place: Place, loaded: LoadedModel, name: str, num_blocks: int, max_sequences: int) -> Setup:
@@ -69,14 +69,15 @@ def requests_of(place: Place) -> list[Request]:
     return [(rng.randint(1, sizes.longest), rng.randint(1, sizes.longest)) for _ in range(sizes.requests)]
 
 
-def huggingface(place: Place, backend: str) -> dict[str, object]:
+def huggingface(place: Place, backend: str) -> Iterator[dict[str, object]]:
     """Tokens of answers per second of both, with the same weights' shape and the same bytes of K/V.
 
     generate() gets batches as large as its K/V lets them be when every sequence may become as long as the longest; a
     batch runs until its longest answer is whole. A token counts when somebody has asked for it.
     """
     if importlib.util.find_spec("transformers") is None:
-        return {"skipped": "transformers is not installed"}
+        yield {"skipped": "transformers is not installed"}
+        return
     requests = requests_of(place)
     loaded = random_model(place.sizes.model, place.sizes.dtype, place.device)
     ours = sum(answer for _, answer in requests) / _engine_seconds(place, loaded, backend, requests)
@@ -85,7 +86,7 @@ def huggingface(place: Place, backend: str) -> dict[str, object]:
         torch.cuda.empty_cache()
     batch = batch_of(place)
     theirs = _generate_speed(place, requests, batch)
-    return {
+    yield {
         "kv_bytes": place.sizes.kv_bytes,
         "octavo_tokens_s": ours,
         "generate_batch": batch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -26,10 +26,10 @@ SPARE = 0.9
 """Of the free memory of a GPU, what a cache may take."""
 
 
-def steps(place: Place, backend: str) -> dict[str, object]:
+def steps(place: Place, backend: str) -> Iterator[dict[str, object]]:
     """By batch: milliseconds of a step, tokens per second, and the bytes that a step must read, per second.
 
-    With one too many to fit, the batch is as large as fits, and so named.
+    After each batch. With one too many to fit, the batch is as large as fits, and so named.
     """
     loaded = random_model(place.sizes.model, place.sizes.dtype, place.device)
     figures: dict[str, object] = {}
@@ -37,11 +37,11 @@ def steps(place: Place, backend: str) -> dict[str, object]:
         batch = min(wanted, _most(place))
         if not batch or str(batch) in figures:
             figures[str(wanted)] = {"skipped": f"{_free(place)} are free, too few for {wanted} such sequences"}
-            continue
-        figures[str(batch)] = _batch(place, loaded, backend, batch)
+        else:
+            figures[str(batch)] = _batch(place, loaded, backend, batch)
         if place.is_gpu:
             torch.cuda.empty_cache()
-    return figures
+        yield figures
 
 
 def _batch(place: Place, loaded: LoadedModel, name: str, batch: int) -> dict[str, object]:

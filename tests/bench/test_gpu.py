@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.gpu.__main__ import why_not
-from bench.gpu.attention import contiguous_decode
+from bench.gpu.attention import contiguous_decode, in_turn, layers_of
 from bench.gpu.counts import (
     causal_attention_flops,
     decode_bytes,
@@ -20,14 +23,19 @@ from bench.gpu.counts import (
     num_parameters,
 )
 from bench.gpu.paged import decode_entries, make, rows, shape_of, tables
-from bench.gpu.parts import BY_BACKEND, MARK, Task, command_of, run_apart, run_here
-from bench.gpu.place import LLAMA_3_8B, QUICK, TINY, Place
+from bench.gpu.parts import BY_BACKEND, MARK, Task, command_of, is_right, run_apart, run_here
+from bench.gpu.place import FULL, LLAMA_3_8B, QUICK, TINY, Place
 from bench.gpu.plan import has_failed, run_all
 from bench.gpu.random_model import RandomWeights, random_model
 from bench.gpu.report import table
-from bench.gpu.serving import batch_of
+from bench.gpu.serving import batch_of, setup_of
+from bench.split import QUICK as SPLIT_QUICK
+from bench.split import Case, blocks_of, measure_with
 from model_runner.attention import AttentionBackend
 from model_runner.batch import BatchEntry, StepBatch, pack_batch
+from model_runner.stream_steps import StreamSteps
+from services.model_setup import Setup
+from tests.model_runner.test_device_copies import SlowLane
 
 CPU = torch.device("cpu")
 PLACE = Place(CPU, QUICK, 0.001)
@@ -102,7 +110,7 @@ def test_contiguous_and_paged_attention_are_about_the_same_thing():
     queries, keys, values = rows(PLACE, 3)
     backend.plan(batch)
     paged = backend.run(0, queries, keys * 0, values)
-    assert contiguous_decode(PLACE, 3, queries)()[:, :, 0].shape == paged.shape
+    assert contiguous_decode(PLACE, 3, queries, 1)(0)[:, :, 0].shape == paged.shape
     shared = values.repeat_interleave(TINY.num_heads // TINY.num_kv_heads, dim=1)
     torch.testing.assert_close(paged, shared / QUICK.context)
 
@@ -147,8 +155,28 @@ def test_a_part_that_hangs_is_ended():
     assert run_apart(script("import time; time.sleep(600)"), 0.5) == {"failed": "it was not ready after 0 s"}
 
 
+def test_what_a_part_had_is_kept_when_it_hangs_or_breaks():
+    had = f"import time; print({MARK!r} + '{{\"right\": 1}}'); print({MARK!r} + '{{\"right\": 2}}', flush=True)"
+    assert run_apart(script(f"{had}; time.sleep(600)"), 5) == {"right": 2, "cut_short": "it was not ready after 5 s"}
+    broken = run_apart(script(f"{had}; raise RuntimeError('an illegal access')"), PATIENCE_SECONDS)
+    assert broken == {"right": 2, "failed": "its process ended with 1: RuntimeError: an illegal access"}
+    assert is_right({"ok": True, "cut_short": "it was not ready after 5 s"})
+    assert not is_right({"ok": True} | broken)
+
+
+def test_what_a_part_has_started_ends_with_it():
+    """A compiler that goes on would take the cores from the next part."""
+    started = "import subprocess, time; child = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL)"
+    told = f"print({MARK!r} + '{{\"pid\": ' + str(child.pid) + '}}', flush=True)"
+    found = run_apart(script(f"{started}; {told}; time.sleep(600)"), 5)
+    assert "cut_short" in found
+    stat = Path(f"/proc/{found['pid']}/stat")
+    # It may be there as a zombie, if nobody has asked for it.
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
 def test_a_part_in_a_process_of_its_own():
-    noise = f"print('noise'); print({MARK!r} + '{{\"us\": 1.5}}'); raise SystemExit(3)"
+    noise = f"print('noise'); print({MARK!r} + '{{\"us\": 1.5}}')"
     assert run_apart(script(noise), PATIENCE_SECONDS) == {"us": 1.5}
     found = run_apart(command_of(Task("facts"), "cpu", quick=True), PATIENCE_SECONDS)
     assert found["torch"] == torch.__version__
@@ -160,6 +188,46 @@ def test_a_part_that_raises_loses_nothing_else(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setitem(BY_BACKEND, "attention", broken)
     assert run_here(Task("attention", "cpu"), PLACE) == {"failed": "RuntimeError: no kernel for cpu"}
+
+
+def test_figures_that_came_before_a_part_raises_are_kept(monkeypatch: pytest.MonkeyPatch):
+    def breaks(place: Place, backend: str) -> Iterator[dict[str, object]]:
+        yield {"right": 1}
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setitem(BY_BACKEND, "correctness", breaks)
+    seen: list[object] = []
+    assert run_here(Task("correctness", "cpu"), PLACE, seen.append) == {"right": 1, "failed": "RuntimeError: no kernel"}
+    assert seen == [{"right": 1}]
+
+
+def test_small_batches_go_through_more_layers_than_a_gpu_has_caches_for():
+    """Of Llama 3 8B in bfloat16 2,048 tokens are 8 MiB a layer."""
+    place = Place(CPU, FULL, 0.001)
+    assert [layers_of(place, batch) for batch in (1, 16, 64, 256)] == [32, 4, 1, 1]
+    seen: list[object] = []
+    call = in_turn(3, seen.append)
+    for _ in range(7):
+        call()
+    assert seen == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_the_split_is_measured_with_steps_in_the_stream(monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU: each side launches a step before the one before it has landed."""
+    lanes: list[SlowLane] = []
+
+    def in_the_stream(setup: Setup) -> StreamSteps:
+        lanes.append(SlowLane())
+        return StreamSteps(setup.executor, lanes[-1])
+
+    monkeypatch.setattr(Setup, "steps", in_the_stream)
+    case, plan = Case("2", 2), SPLIT_QUICK
+    setup = setup_of(PLACE, random_model(TINY, torch.float32, CPU), "cpu_torch", blocks_of(case, plan), 2)
+    setup = replace(setup, options=replace(setup.options, async_steps=True))
+    figures = measure_with(setup, case, plan)
+    assert figures["ratio_2"] > 0
+    assert len(lanes) == 2
+    assert all(lane.given > 2 * plan.steps for lane in lanes)
 
 
 def planned(seconds: float, wrong: str = "", broken: str = "") -> tuple[list[str], dict]:
@@ -232,6 +300,6 @@ def test_all_of_it_in_small():
 
 def test_a_wrong_backend_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("bench.gpu.correctness.why_broken", lambda kind, shape: "off by 1")
-    found = BY_BACKEND["correctness"](PLACE, "reference")
+    found = run_here(Task("correctness", "reference"), PLACE)
     assert not found["ok"]
     assert has_failed({"correctness": {"reference": found}})

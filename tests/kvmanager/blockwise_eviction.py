@@ -110,6 +110,7 @@ class BlockwiseEviction:
                 words[block] = known
         if blocks:
             words[blocks[0]] |= 1 << _CLASS
+        self._model.settle()
         if watched:
             self._guard.released(self._now // self._tick, watched)
         if self._now >= self._next_learning:

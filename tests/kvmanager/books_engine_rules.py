@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from kvmanager.errors import InvalidArgument, KvError, NeverFits, PinsExhausted, PoolShort, QuotaShort
+from kvmanager.events import EventKind
 from kvmanager.types import NO_RETENTION, Allocation, Append, Grant, Hit, IndexKind, Retention
 from tests.kvmanager.books_checks import BooksChecks
 from tests.kvmanager.books_prompts import NUMBERS, TOKENS, Wish, grant_wish, wishes
@@ -206,7 +207,11 @@ class EngineRules(BooksChecks):
         if self.spec.index is IndexKind.NONE or last <= cached // size:
             return
         names = prompt.names(last, self.model.algorithm)
-        known = [index for index in range(cached // size, last) if names[index] in self.watcher.parents]
+        # What this very call gave up can be promised again.
+        events = self.port.events(self.watcher.last + 1)
+        given_up = {name for event in events if event.kind is EventKind.REMOVED for name in event.names}
+        findable = self.watcher.parents.keys() - given_up
+        known = [index for index in range(cached // size, last) if names[index] in findable]
         names = names[: known[0] if known else last]
         self.watcher.learn(prompt, names)
         self.watcher.promised.update(names[cached // size :])

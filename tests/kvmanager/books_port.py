@@ -187,7 +187,7 @@ class InProcessPort:
 
     def index_tree(self) -> dict[bytes, bytes]:
         index = self.pool.block_pool.index
-        return {name: index.parent(block) for name, block in index.owners().items()}
+        return {name: index.names[index.parent(block)] for name, block in index.owners().items()}
 
     def advance(self, seconds: float) -> None:
         self.now += seconds

@@ -48,12 +48,12 @@ def cached_parts(pool: Pool, known: Mapping[bytes, Block], told: set[int]) -> li
         block = leaf
         while block and block not in done:
             path.insert(0, block)
-            block = index.owner(index.parent(block))
+            block = index.parent(block)
         done.update(path)
         if path:
             scope = known[index.names[path[0]]][0]
             tokens = array("I", [token for each in path for token in known[index.names[each]][1]])
-            parts.append(HeldCache(scope, path, [index.owner(index.parent(each)) for each in path], tokens))
+            parts.append(HeldCache(scope, path, [index.parent(each) for each in path], tokens))
     return parts
 
 
@@ -93,7 +93,7 @@ def assert_equal_books(one: Pool, other: Pool) -> None:
 
 def parents(pool: Pool) -> dict[bytes, bytes]:
     index = pool.block_pool.index
-    return {name: index.parent(block) for name, block in index.owners().items()}
+    return {name: index.names[index.parent(block)] for name, block in index.owners().items()}
 
 
 def assert_given_up_in_the_same_order(one: Pool, other: Pool) -> None:

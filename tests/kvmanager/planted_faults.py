@@ -120,7 +120,7 @@ def pin_ignored_by_eviction(patch):
 def pin_lost_to_a_rewound_holder(patch):
     def can_unpublish(self, block, withdrawn=0):
         name = self.index.names[block]
-        return self.index.num_blocks(name) - withdrawn > 1 or not self.index.num_children(self.index.owner(name))
+        return self.index.num_blocks(name) - withdrawn > 1 or not self.index.num_children(self.index.owner(block))
 
     patch.setattr(BlockPool, "can_unpublish", can_unpublish)
 
@@ -155,8 +155,9 @@ def radix_node_left_behind_on_eviction(patch):
 
 
 def promoted_spare_loses_the_children(patch):
-    def hand_over(self, name, owner, heir):
-        self._owners[name] = heir
+    def hand_over(self, owner, heir):
+        branch = self._branches[heir] = self._branches[owner]
+        branch.blocks[branch.blocks.index(owner)] = heir
 
     patch.setattr(PrefixIndex, "_hand_over", hand_over)
 

@@ -1,6 +1,7 @@
 """The default policy against LRU on small traces that are known to hurt one or the other."""
 
 import random
+from heapq import heappop, heappush
 
 import pytest
 
@@ -66,6 +67,28 @@ def test_within_a_hundredth_of_lru_where_recent_use_says_all(capacity: int) -> N
         trace.append(chain(root, 10))
     learned, lru = policy_hits(capacity, trace)
     assert learned >= 0.99 * lru
+
+
+def chats_without_memory(seed: int) -> list[list[int]]:
+    """One conversation in five goes on after each turn, after an exponential wait: nothing else is to learn."""
+    rng = random.Random(seed)
+    due: list[tuple[float, int, list[int]]] = [(start, start, []) for start in range(3_000)]
+    fresh, trace = 1, []
+    while due:
+        time, chat, known = heappop(due)
+        length = 1 + int(rng.expovariate(1 / 16))
+        ids = known + list(range(fresh, fresh + length))
+        fresh += length
+        trace.append(ids)
+        if len(ids) < 200 and rng.random() < 0.2:
+            heappush(due, (time + rng.expovariate(1 / 60), chat, ids))
+    return trace
+
+
+def test_what_differs_by_chance_alone_is_not_learned() -> None:
+    results = [policy_hits(500, chats_without_memory(seed)) for seed in (1, 2, 3)]
+    learned, lru = (sum(side) for side in zip(*results, strict=True))
+    assert learned >= 0.975 * lru
 
 
 def test_the_same_trace_gives_the_same_hits() -> None:

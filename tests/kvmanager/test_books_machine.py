@@ -18,6 +18,15 @@ def test_a_radix_pool_and_a_hash_pool_of_one_history_differ_only_inside_a_block(
     run_state_machine_as_test(TwinMachine, settings=THOROUGH)
 
 
+def test_a_block_that_is_given_up_for_its_own_prompt_may_be_promised_again():
+    machine = TwinMachine()
+    machine.open(4, 2, HashAlgorithm.SHA256, EvictionKind.ADAPTIVE)
+    machine.compute_side_by_side(Wish(0, 9, 6, 0, BASE_SCOPE, ()), 8, [], False)
+    wishes = [Wish(0, 13, 0, 0, BASE_SCOPE, ()), Wish(140, 0, 19, 0, BASE_SCOPE, ())]
+    machine.step(wishes, NO_RETENTION, [1 << 20] * 2, [False] * 2, False, "committed")
+    machine.check_all()
+
+
 def rewound_into_what_it_found() -> BooksMachine:
     """A sequence that leaves nothing has found the one block that is cached, and keeps the first token of it."""
     machine = BooksMachine()

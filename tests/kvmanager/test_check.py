@@ -88,23 +88,40 @@ def flow_of_blocks(pool):
     pool.totals.freed_blocks += 1
 
 
+def branch_of(pool, block):
+    return pool.block_pool.index._branches[block]
+
+
 def owner_of_another_name(pool):
-    index = pool.block_pool.index
-    index._owners[name(pool, 4)] = 5
+    heads = pool.block_pool.index._heads
+    heads[name(pool, 5)] = heads.pop(name(pool, 4))
 
 
 def unfindable_name(pool):
-    del pool.block_pool.index._owners[name(pool, 6)]
+    branch_of(pool, 6).blocks.pop()
+
+
+def branch_without_blocks(pool):
+    branch_of(pool, 4).blocks.clear()
+
+
+def block_of_two_branches(pool):
+    branch_of(pool, 4).blocks[2] = 8
+
+
+def two_owners_of_a_name(pool):
+    names = pool.block_pool.index.names
+    names[6] = names[5]
 
 
 def spare_that_is_none(pool):
     index = pool.block_pool.index
-    index._spares[name(pool, 4)] = [4]
+    index._twins[name(pool, 4)] = [4, 4]
 
 
 def spare_that_nobody_holds(pool):
     index = pool.block_pool.index
-    index._spares[name(pool, 1)] = [6]
+    index._twins[name(pool, 1)] = [1, 6]
 
 
 def children(pool):
@@ -116,7 +133,8 @@ def children_of_a_free_block(pool):
 
 
 def orphan(pool):
-    pool.block_pool.index._parents[6] = b"nobody"
+    branch = branch_of(pool, 7)
+    branch.stem, branch.depth = branch_of(pool, 1), 2
 
 
 def node_left_behind(pool):
@@ -139,9 +157,9 @@ def node_elsewhere(pool):
 
 
 def held_behind_a_cached_block(pool):
-    index = pool.block_pool.index
-    index._parents[1] = name(pool, 4)
-    index._children[4] = 2
+    branch = branch_of(pool, 1)
+    branch.stem, branch.depth = branch_of(pool, 4), 1
+    pool.block_pool.index._children[4] = 2
 
 
 def leaf_that_is_no_victim(pool):
@@ -246,13 +264,16 @@ def tail_that_stores_too_little(pool):
         (references_sum, "references is kept as 4, but counting gives 3"),
         (stored_sum, "stored tokens is kept as 37, but counting gives 36"),
         (flow_of_blocks, "allocated \\+ reused - freed is kept as 2, but counting gives 3"),
-        (owner_of_another_name, "the index finds block 5 under [0-9a-f]{16}, which is not its name"),
+        (owner_of_another_name, r"the index finds \[4\] under [0-9a-f]{16}, which is not their name"),
         (unfindable_name, "block 6 is named [0-9a-f]{16}, but the index does not have it"),
+        (branch_without_blocks, r"the index finds \[\] under [0-9a-f]{16}, which is not their name"),
+        (block_of_two_branches, "a block behind block 4 is somewhere else in the index, too"),
+        (two_owners_of_a_name, "7 blocks are found, but under 6 names"),
         (spare_that_is_none, "block 4 is a spare under [0-9a-f]{16} and should not be"),
         (spare_that_nobody_holds, "spare block 6 or its owner is held by nobody"),
         (children, "block 4 has 1 children in the index, but 2 are counted"),
         (children_of_a_free_block, "the children of block 9 are counted, but it is not found"),
-        (orphan, "a block follows 6e6f626f6479, which the index does not have"),
+        (orphan, r"\[7\] follows a block that the index does not have"),
         (node_left_behind, "block 2 has a node in the tree, but is not found"),
         (node_of_another_block, "block 6 and its node in the tree do not belong together"),
         (node_out_of_order, "block 1 and its node in the tree do not belong together"),

@@ -269,7 +269,7 @@ def test_blocks_whose_names_go_are_noted_while_somebody_listens():
     assert pool.take_forgotten() == []
     pool.listen()
     cache(pool, [2] * 8)
-    by_name = dict(pool.block_pool.index.owners().items())
+    by_name = pool.block_pool.index.owners()
     pool.remove_prefix([2] * 8)
     assert sorted(pool.take_forgotten()) == sorted(by_name.values())
     assert pool.take_forgotten() == []

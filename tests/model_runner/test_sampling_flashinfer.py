@@ -22,7 +22,7 @@ from model_runner.sampling_choice import choose_sampler, why_wrong
 from model_runner.sampling_device import sample_at_once
 from model_runner.sampling_flashinfer import SEED_BITS, FlashInferSampler
 from model_runner.sampling_rows import NO_TOKEN, SamplingRows
-from tests.model_runner import gpu_doubles
+from tests.model_runner import fake_card, gpu_doubles
 from tests.model_runner.attention_world import CPU
 from tests.model_runner.test_sampling import (
     CHI_SQUARE_0_001,
@@ -138,6 +138,24 @@ class TestWhoseRows:
         logits[2, 4] = 1.0
         rows = rows_of(SamplingParams(temperature=1.0, top_p=0.9, min_p=0.1), 4)
         assert sample_at_once(logits, rows, sampler=sampler()).tolist() == [NO_TOKEN, NO_TOKEN, 4, NO_TOKEN]
+
+
+@pytest.mark.skipif(fake_card.why_not() is not None, reason=str(fake_card.why_not()))
+def test_the_host_waits_for_nothing() -> None:
+    """On a card that is not there: rows of all kinds, drawn for by both."""
+    params = [*TestWhoseRows.PARAMS, SamplingParams(temperature=0.8, top_p=0.9, min_p=0.1)]
+    rows = SamplingRows.of(params, [5] * len(params), range(len(params)))
+    logits = torch.randn(len(params), 50, generator=torch.Generator().manual_seed(1))
+    with fake_card.Card() as card:
+        on_card = {
+            name: card.kernel(getattr(gpu_doubles.flashinfer, name))
+            for name in ("sampling_from_probs", "top_p_renorm_probs")
+        }
+        there = logits.to(fake_card.CARD)
+        with card.nobody_waits():
+            tokens = sample_at_once(there, rows, may_wait=False, sampler=sampler(4, **on_card))
+        drawn = tokens.cpu().tolist()
+    assert drawn == sample_at_once(logits, rows, may_wait=False, sampler=sampler(4)).tolist()
 
 
 def _kept(probs: Tensor, top_p: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class Consumer:
 def index_of(pool: Pool) -> dict[bytes, bytes]:
     """The names that can be found, each with its parent, read from the index itself."""
     index = pool.block_pool.index
-    return {name: index.parent(block) for block, name in enumerate(index.names) if name}
+    return {name: index.names[index.parent(block)] for block, name in enumerate(index.names) if name}
 
 
 # Over gRPC.
