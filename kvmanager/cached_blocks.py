@@ -122,7 +122,8 @@ class CachedBlocks:
                 self._drop_owner(blocks)
             self._offer_leaf(parent)
         self.cached -= count
-        self.note_forgotten(self.free[len(self.free) - count :])
+        if self.forgotten is not None:
+            self.note_forgotten(self.free[len(self.free) - count :])
         self.totals.evicted_blocks += count
         self.events.removed(tuple(removed))
 
@@ -138,12 +139,13 @@ class CachedBlocks:
         if owner.victims is not None:
             owner.victims.retract(blocks[0])
             return blocks[:1]
-        return blocks[: self._num_idle(blocks)]
+        idle = self._num_idle(blocks)
+        return blocks if idle == len(blocks) else blocks[:idle]
 
     def _num_idle(self, blocks: list[int]) -> int:
         """How many of a leaf and the cached blocks before it nothing else continues or keeps."""
         index, pinned, priorities = self.index, self.pins.until, self.priorities
-        if not pinned and not priorities and index.continued_once(blocks[1:]):
+        if not pinned and not priorities and index.continued_once(blocks):
             return len(blocks)
         for place in range(1, len(blocks)):
             block = blocks[place]

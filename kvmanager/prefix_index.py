@@ -12,6 +12,7 @@ chain, and is published whenever the name is: blocks are published in order and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from typing import Final
 
@@ -27,14 +28,16 @@ class Branch:
     """Owners of names, each of which continues the one before it; only its end ever grows or goes.
 
     depth: the index of the first in its chain. stem: the branch that it grows from; None when it begins a prompt.
+    sprouts: how many branches grow from it.
     """
 
-    __slots__ = ("blocks", "depth", "stem")
+    __slots__ = ("blocks", "depth", "sprouts", "stem")
 
     def __init__(self, blocks: list[int], depth: int, stem: Branch | None) -> None:
         self.blocks = blocks
         self.depth = depth
         self.stem = stem
+        self.sprouts = 0
 
     def before(self) -> int:
         """The block that the first one continues; NO_BLOCK for none."""
@@ -132,9 +135,12 @@ class PrefixIndex(ABC):
         """Published names that follow the name of its owner."""
         return self._children.get(owner, 1)
 
-    def continued_once(self, owners: list[int]) -> bool:
-        """Whether exactly one published name follows that of each owner."""
-        return self._children.keys().isdisjoint(owners)
+    def continued_once(self, path: list[int]) -> bool:
+        """Whether nothing but the one before it follows each owner in a path that ends a chain, the last first."""
+        branch = self._branches[path[0]]
+        if not branch.sprouts and len(path) <= len(branch.blocks):
+            return True
+        return self._children.keys().isdisjoint(path[1:])
 
     def children(self) -> Mapping[int, int]:
         """num_children() of each owner where it is not 1: the index's own, to be read only."""
@@ -206,6 +212,8 @@ class PrefixIndex(ABC):
             end.clear()
             parent = branch.before()
             branch = branch.stem
+            if branch is not None:
+                branch.sprouts -= 1
         for block in blocks:
             names[block] = NO_NAME
         del self._children[blocks[0]]
@@ -273,7 +281,10 @@ class PrefixIndex(ABC):
         """What is wrong with the branches, so that nothing else can be read from them; for check()."""
         names, branches = self.names, self._branches
         wrong: list[str] = []
+        sprouts = Counter([branch.stem for branch in self._heads.values()])
         for name, branch in self._heads.items():
+            if branch.sprouts != sprouts[branch]:
+                wrong.append(f"{sprouts[branch]} branches grow from that of {name.hex()[:16]}, not {branch.sprouts}")
             if not branch.blocks or names[branch.blocks[0]] != name:
                 wrong.append(f"the index finds {branch.blocks[:1]} under {name.hex()[:16]}, which is not their name")
             elif list(map(branches.__getitem__, branch.blocks)).count(branch) != len(branch.blocks):
@@ -304,6 +315,7 @@ class PrefixIndex(ABC):
             if stem.blocks[-1] == parent:
                 stem.blocks += run
                 return stem
+            stem.sprouts += 1
         branch = self._heads[name] = Branch(run, depth, stem)
         return branch
 

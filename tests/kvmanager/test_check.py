@@ -109,6 +109,10 @@ def block_of_two_branches(pool):
     branch_of(pool, 4).blocks[2] = 8
 
 
+def sprout_that_is_none(pool):
+    branch_of(pool, 4).sprouts = 1
+
+
 def two_owners_of_a_name(pool):
     names = pool.block_pool.index.names
     names[6] = names[5]
@@ -135,6 +139,7 @@ def children_of_a_free_block(pool):
 def orphan(pool):
     branch = branch_of(pool, 7)
     branch.stem, branch.depth = branch_of(pool, 1), 2
+    branch.stem.sprouts = 1
 
 
 def node_left_behind(pool):
@@ -159,6 +164,7 @@ def node_elsewhere(pool):
 def held_behind_a_cached_block(pool):
     branch = branch_of(pool, 1)
     branch.stem, branch.depth = branch_of(pool, 4), 1
+    branch.stem.sprouts = 1
     pool.block_pool.index._children[4] = 2
 
 
@@ -268,6 +274,7 @@ def tail_that_stores_too_little(pool):
         (unfindable_name, "block 6 is named [0-9a-f]{16}, but the index does not have it"),
         (branch_without_blocks, r"the index finds \[\] under [0-9a-f]{16}, which is not their name"),
         (block_of_two_branches, "a block behind block 4 is somewhere else in the index, too"),
+        (sprout_that_is_none, "0 branches grow from that of [0-9a-f]{16}, not 1"),
         (two_owners_of_a_name, "7 blocks are found, but under 6 names"),
         (spare_that_is_none, "block 4 is a spare under [0-9a-f]{16} and should not be"),
         (spare_that_nobody_holds, "spare block 6 or its owner is held by nobody"),

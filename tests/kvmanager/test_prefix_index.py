@@ -70,6 +70,17 @@ def test_a_name_is_found_behind_the_block_before_it_alone_or_at_the_start_of_a_b
     assert index.find(chain_of(1, 2, 7).names[2], 2, 12) == NO_BLOCK
 
 
+def test_the_end_of_a_chain_goes_back_to_where_another_part_begins(index: HashIndex) -> None:
+    assert index.continued_once([15, 14, 13])
+    assert index.continued_once([19, 18])
+    assert not index.continued_once([15, 14, 13, 12])
+    assert not index.continued_once([19, 18, 12])
+    index.withdraw_leaves([15, 14, 13])
+    assert index.continued_once([19, 18, 12, 11])
+    index.withdraw_leaves([19, 18])
+    assert index.continued_once([12, 11])
+
+
 def test_ends_are_given_up_into_the_branch_that_they_grew_from(index: HashIndex) -> None:
     assert index.withdraw_leaves([15, 14, 13]) == 12
     assert shape(index) == [([11, 12], NO_BLOCK), ([18, 19], 12)]
