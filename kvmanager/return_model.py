@@ -151,16 +151,18 @@ class ReturnModel:
         at_risk: dict[int, list[float]] = {}
         for number in range(CLASSES):
             row = number * AGES
-            returned = self.returned[row : row + AGES]
-            quiet = [self.gone[cell] + self.waiting[cell] for cell in range(row, row + AGES)]
+            returned, gone = self.returned[row : row + AGES], self.gone[row : row + AGES]
+            waiting = self.waiting[row : row + AGES]
+            if not (any(returned) or any(gone) or any(waiting)):
+                continue
+            quiet = [lost + left for lost, left in zip(gone, waiting, strict=True)]
             older = 0.0
             risk = [0.0] * AGES
             for age in range(AGES - 1, -1, -1):
                 older += returned[age] + quiet[age]
                 risk[age] = older - 0.5 * quiet[age]
-            if older > 0.0:
-                used[number] = sum(returned)
-                at_risk[number] = risk
+            used[number] = sum(returned)
+            at_risk[number] = risk
         return used, at_risk
 
     def _guess(self, number: int) -> float:

@@ -15,6 +15,7 @@ import pytest
 
 from kvmanager import KvManager
 from model_runner.books import SequenceUpdate
+from model_runner.constraint import Constraint
 from model_runner.engine_types import Failure, FailureKind
 from model_runner.request import BeamSearch, Chunk, FinishReason, GenerateRequest, SamplingParams, StopConditions
 from model_runner.steps import Launched, StepOrder, StepResult, Steps
@@ -138,11 +139,15 @@ class Turned(Harness):
 
 @dataclass
 class Load:
-    """Requests, each with the turn in which it comes, and what becomes of some: by name and number of items."""
+    """Requests, each with the turn in which it comes, and what becomes of some: by name and number of items.
+
+    forms: by name, of those that have one.
+    """
 
     requests: list[tuple[int, GenerateRequest]]
     aborts: dict[str, int] = field(default_factory=dict)
     pauses: dict[str, int] = field(default_factory=dict)
+    forms: dict[str, Constraint] = field(default_factory=dict)
 
 
 def drawn_load(seed: int, count: int = 14) -> Load:
@@ -201,7 +206,7 @@ def play(load: Load, mode: StepMode, **options: Any) -> Turned:
         while due or turned.engine.requests():
             while due and due[0][0] <= turn:
                 request = due.pop(0)[1]
-                lives[request.request_id] = turned.engine.submit(request)
+                lives[request.request_id] = turned.engine.submit(request, load.forms.get(request.request_id))
             for name in [each for each in aborts if each in lives and len(turned.items(each)) >= aborts[each]]:
                 turned.engine.cancel(lives[name])
                 del aborts[name]
@@ -251,6 +256,11 @@ def test_a_drawn_load(seed: int) -> None:
     ahead = play(load, mode, **SMALL)
     if not seed % 2:
         assert ahead.watch.most == 2
+    assert_told_alike(load, one_by_one, ahead)
+
+
+def assert_told_alike(load: Load, one_by_one: Turned, ahead: Turned) -> None:
+    """Clients and operators are told the same, whenever they are."""
     for _, request in load.requests:
         name = request.request_id
         expected, got = told(one_by_one, name), told(ahead, name)

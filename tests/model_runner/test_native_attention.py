@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -166,6 +167,55 @@ def test_any_schedule_gives_the_same_bits(schedule: Schedule, window: int | None
     world = World("cpu", shape, schedule.lengths, seed=seed)
     whole = computed(world, [list(enumerate(schedule.lengths))], 1)
     assert_same_bits(computed(world, schedule.steps, 2), whole)
+
+
+SHARING = {
+    "a prefix that all have": [(512, 513 + index) for index in range(35)],
+    "no, some and all blocks": [(0, 600), (0, 600), (16, 600), (256, 600), (592, 600), (400, 601), (512, 700)],
+    "nothing beyond what is shared": [(0, 512), *[(512, 512)] * 6],
+    "a prompt between": [(0, 600), (512, 600), (512, 700, 150), (512, 600), (512, 530), (512, 529)],
+}
+"""Sequences of a step: how many tokens lie in the same blocks as those of the one before, the length, and the tokens in
+the step, 1 unless it says so."""
+
+
+@pytest.mark.parametrize("case", SHARING)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 300])
+def test_shared_blocks_give_the_bits_of_a_sequence_alone(
+    case: str, instruction_set: str, dtype: torch.dtype, window: int | None
+) -> None:
+    """Each sequence's row, among those that share its blocks, and in a step of its own."""
+    size, kv_heads, heads, dim = 16, 2, 6, 32
+    tables: list[list[int]] = [[]]
+    blocks = iter(range(1, 300))
+    for shared, length, *_ in SHARING[case]:
+        head = tables[-1][: shared // size]
+        tables.append(head + [next(blocks) for _ in range(-(-length // size) - len(head))])
+    draw = torch.Generator().manual_seed(0)
+    pair, count = native.key_pair(dtype), next(blocks)
+    keys = torch.randn(1, count, kv_heads, dim // pair, size, pair, generator=draw).to(dtype)
+    values = torch.randn(1, count, kv_heads, size, dim, generator=draw).to(dtype)
+    entries = [
+        BatchEntry([0] * (tokens[0] if tokens else 1), length - (tokens[0] if tokens else 1), table, 1)
+        for (_, length, *tokens), table in zip(SHARING[case], tables[1:], strict=True)
+    ]
+    ends = [0, *accumulate(len(entry.token_ids) for entry in entries)]
+    queries = torch.randn(ends[-1], heads, dim, generator=draw)
+    # By slots: several sequences may write to one, and in a step they do so in any order.
+    written = torch.randn(2, count * size, kv_heads, dim, generator=draw)
+
+    def attended(first: int, last: int, threads: int) -> Tensor:
+        with using(instruction_set, threads):
+            batch = pack_batch(entries[first:last], size, CPU)
+            rows = queries[ends[first] : ends[last]], *written[:, batch.slot_mapping]
+            return native.attend(native.c_batch(batch), native.c_cache(keys, values, window), 0, dim**-0.5, *rows)
+
+    together = attended(0, len(entries), 1)
+    assert torch.equal(attended(0, len(entries), 2), together)
+    for index in range(len(entries)):
+        assert torch.equal(attended(index, index + 1, 1), together[ends[index] : ends[index + 1]])
 
 
 def empty_caches() -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,33 @@ def test_logits_are_the_same_bits_however_they_are_computed(
                 logits = steps.run(others)
             for index, row in expected.items():
                 assert torch.equal(logits[index], row), f"{way}, {threads} threads, prompt {index}"
+
+
+@needs_kernels
+@pytest.mark.parametrize("attention", ["cpu", "reference"])
+@pytest.mark.parametrize("wanted", [(0, 3, 5), (1, 1, 1), (9, 0, 0), (0, 0, 0)])
+def test_rows_whose_logits_nobody_wants(tiny_models: Path, attention: str, wanted: tuple[int, ...]) -> None:
+    """The last layer leaves them out behind K and V: what is wanted stays the same bits, now and in the next step."""
+    folder = tiny_models / "llama"
+    model = NativeDecoder(config_from_hf(folder), SafetensorsWeights(folder))
+    prompts = [list(range(first, first + count)) for first, count in ((3, 9), (40, 7), (90, 5))]
+
+    def steps(counts: Sequence[int]) -> list[Tensor]:
+        """Logits of the last `counts` rows of each prompt, then those of one token more of each."""
+        backend = cache_for(model.config, 4, attention)
+        prefill = [
+            BatchEntry(prompt, 0, [row + 1], count)
+            for row, (prompt, count) in enumerate(zip(prompts, counts, strict=True))
+        ]
+        decode = [BatchEntry([7], len(prompt), [row + 1], 1) for row, prompt in enumerate(prompts)]
+        return [model.forward(pack_batch(entries, SIZE, CPU), backend) for entries in (prefill, decode)]
+
+    everything, later = steps([len(prompt) for prompt in prompts])
+    ends = [9, 16, 21]
+    rows = [row for end, count in zip(ends, wanted, strict=True) for row in range(end - count, end)]
+    logits, then = steps(wanted)
+    assert torch.equal(logits, everything[rows])
+    assert torch.equal(then, later)
 
 
 @needs_kernels

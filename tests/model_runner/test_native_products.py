@@ -16,11 +16,11 @@ from tests.model_runner.native_support import INSTRUCTION_SETS, using
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="the CPU kernels are not built")
 
-ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 64, 130]
-"""Both sides of every border between ways to compute: pairs of panels, blocks of rows, decoding once."""
+ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 64, 256, 257, 300]
+"""Both sides of every border between ways to compute: pairs of panels, blocks of rows, decoding once, units of rows."""
 
-SHAPES = [(1, 32), (7, 64), (48, 96), (96, 32), (145, 288)]
-"""One output, less than a panel, whole panels, and a part of one; 288 inputs are more than are decoded at a time."""
+SHAPES = [(1, 32), (7, 64), (48, 96), (96, 32), (145, 352)]
+"""One output, less than a panel, whole panels, and a part of one; 352 inputs are decoded in three parts."""
 
 
 def drawn(*size: int, seed: int = 0) -> Tensor:
@@ -51,13 +51,15 @@ class TestRight:
             bound = 1e-6 * (x.double().abs() @ weights.abs().T)
             assert ((matrix.multiply(x) - expected).abs() <= bound).all()
 
-    @pytest.mark.parametrize("inputs", [1, 3, 33])
+    @pytest.mark.parametrize("inputs", [1, 3, 33, 161, 300, 353])
     @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
     def test_float32_takes_any_number_of_inputs(self, instruction_set: str, inputs: int) -> None:
         with using(instruction_set):
             matrix = filled("float32", 5, inputs)
-        x = drawn(9, inputs)
-        torch.testing.assert_close(matrix.multiply(x), x @ drawn(5, inputs, seed=1).T, atol=1e-5, rtol=1e-5)
+        for rows in (9, 40):
+            x = drawn(rows, inputs)
+            expected = x.double() @ drawn(5, inputs, seed=1).double().T
+            torch.testing.assert_close(matrix.multiply(x).double(), expected, atol=1e-4, rtol=0)
 
     @pytest.mark.parametrize("form", FORMS)
     @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)

@@ -14,20 +14,23 @@ constexpr int kAttentionRows = 6, kAttentionVecs = kRegisters >= 32 ? 4 : 2;
 inline int64_t padded(int64_t head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
 
 // c = a * b, or c += a * b, for a whole number of vectors of columns.
-template <class B>
+template <class B, class C>
 inline void multiply_rows(const float* a, int64_t a_stride, int64_t rows, const B& b, int64_t depth, int64_t columns,
-                          float* c, int64_t c_stride, bool continues) {
+                          const C& c, bool continues) {
     for_row_blocks(rows, kAttentionRows, [&](int64_t first, int64_t count) {
         const float* a_rows = a + first * a_stride;
-        float* c_rows = c + first * c_stride;
+        const auto results = [&](int64_t column) {
+            C at = c;
+            at.base = c[first] + column;
+            return at;
+        };
         int64_t column = 0;
         for (; column + kAttentionVecs * kLanes <= columns; column += kAttentionVecs * kLanes) {
             tile<B, kAttentionRows, kAttentionVecs>(count, a_rows, a_stride, b.from_column(column), depth,
-                                                    c_rows + column, c_stride, continues);
+                                                    results(column), continues);
         }
         for (; column < columns; column += kLanes) {
-            tile<B, kAttentionRows, 1>(count, a_rows, a_stride, b.from_column(column), depth, c_rows + column, c_stride,
-                                       continues);
+            tile<B, kAttentionRows, 1>(count, a_rows, a_stride, b.from_column(column), depth, results(column), continues);
         }
     });
 }
@@ -230,13 +233,19 @@ struct SpanWork {
         return a.window && position >= a.window ? position + 1 - a.window : 0;
     }
 
+    // The first key that a call for a span reads.
+    int64_t first_key_of(const AttentionSpan& of) const {
+        const int64_t seen = first_key(of.first_position);
+        return seen > of.first_key ? seen : of.first_key;
+    }
+
     // The state of the keys first..last - 1. Meanwhile `next`, if there is one, is fetched, from its first key on.
     void run(int64_t first, int64_t last, const AttentionSpan* next, float* state) {
         const int64_t stride = state_floats(a.head_dim);
         float* part = copied + kTile * width;
-        clear_state(state, rows, width);
+        if (span.first_key == 0) clear_state(state, rows, width);
         clear_state(part, rows, width);
-        const int64_t seen = first_key(span.first_position), end = span.first_position + span.tokens;
+        const int64_t seen = first_key_of(span), end = span.first_position + span.tokens;
         first = first > seen ? first : seen;
         last = last < end ? last : end;
         if (first >= last) return;
@@ -249,7 +258,7 @@ struct SpanWork {
             if (!is_last) {
                 after.find(a, span, tile.stop, last);
             } else if (next != nullptr) {
-                after.find(a, *next, first_key(next->first_position), next->first_position + next->tokens);
+                after.find(a, *next, first_key_of(*next), next->first_position + next->tokens);
             } else {
                 after = tile;
             }
@@ -267,10 +276,11 @@ struct SpanWork {
     void score(const Tile<T>& tile, const Tile<T>& next) {
         if (a.block_size % kLanes == 0) {
             const PagedKeys<T> keys{tile.slots, next.slots, a.block_size};
-            multiply_rows(queries, width, rows, keys, a.head_dim, kTile, scores, kTile, false);
+            multiply_rows(queries, width, rows, keys, a.head_dim, kTile, RowsOf<kTile>{scores}, false);
         } else {
             copy_keys(tile);
-            multiply_rows(queries, width, rows, FloatRows{copied, kTile}, a.head_dim, kTile, scores, kTile, false);
+            multiply_rows(queries, width, rows, FloatRows{copied, kTile}, a.head_dim, kTile, RowsOf<kTile>{scores},
+                          false);
         }
         const int64_t lead = tile.lead(), shift = lead - tile.first;
         for (int64_t row = 0; row < rows; ++row) {
@@ -306,10 +316,10 @@ struct SpanWork {
         const float* weights = scores + lead;
         if (width != a.head_dim) {
             copy_rows(tile.rows + lead, count, a.head_dim, width, copied);
-            return multiply_rows(weights, kTile, rows, FloatRows{copied, width}, count, width, state, stride, true);
+            return multiply_rows(weights, kTile, rows, FloatRows{copied, width}, count, width, Rows{state, stride}, true);
         }
         const PagedValues<T> values{tile.rows + lead, next.rows + lead, 0};
-        multiply_rows(weights, kTile, rows, values, count, width, state, stride, true);
+        multiply_rows(weights, kTile, rows, values, count, width, Rows{state, stride}, true);
     }
 };
 

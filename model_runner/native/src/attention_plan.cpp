@@ -6,6 +6,7 @@
 
 #include "memory.h"
 #include "numbers.h"
+#include "shared_runs.h"
 
 namespace octavo {
 namespace {
@@ -48,9 +49,10 @@ void write_as(const AttentionArgs& cache, int64_t slot, const float* keys, const
 
 float as_it_is(float value) { return value; }
 
-// The keys that a span's tokens see: from the first one on, and those before which the last one is.
+// The keys that a span's tokens see and that it reads itself: from the first one on, and those before which the last one
+// is.
 int64_t first_key(const AttentionSpan& span, int64_t window) {
-    return window ? std::max<int64_t>(0, span.first_position + 1 - window) : 0;
+    return window ? std::max<int64_t>(0, span.first_position + 1 - window) : span.first_key;
 }
 
 int64_t keys_of(const AttentionSpan& span) { return span.first_position + span.tokens; }
@@ -72,6 +74,8 @@ void AttentionPlan::make(const Sequences& sequences, int64_t kv_heads, int64_t h
     check(sequences, block_size, num_blocks);
     spans_.clear();
     units_.clear();
+    starts_.clear();
+    shared_.clear();
     const int64_t most = std::max<int64_t>(1, kSpanRows / heads_per_kv);
     for (int64_t index = 0; index < sequences.count; ++index) {
         const int64_t begin = sequences.query_offsets[index], end = sequences.query_offsets[index + 1];
@@ -80,7 +84,7 @@ void AttentionPlan::make(const Sequences& sequences, int64_t kv_heads, int64_t h
             const int64_t tokens = std::min(most, end - row);
             for (int64_t head = 0; head < kv_heads; ++head) {
                 const int32_t* table = sequences.block_tables + index * sequences.table_width;
-                spans_.push_back({table, row, before + row - begin, tokens, head});
+                spans_.push_back({table, row, before + row - begin, tokens, head, 0});
             }
         }
     }
@@ -88,10 +92,44 @@ void AttentionPlan::make(const Sequences& sequences, int64_t kv_heads, int64_t h
     if (splits_) {
         make_split_units(heads_per_kv, window);
     } else {
+        // Under a window, those at different positions see different keys.
+        if (window == 0) share(sequences, kv_heads, heads_per_kv, block_size, threads);
         make_joint_units(window, threads);
     }
     // The largest first, so that no thread begins with one when the others are done.
     std::stable_sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
+}
+
+void AttentionPlan::share(const Sequences& sequences, int64_t kv_heads, int64_t heads_per_kv, int64_t block_size,
+                          int threads) {
+    const std::vector<SharedRun> runs = shared_runs(sequences, block_size);
+    if (runs.empty()) return;
+    starts_.resize(spans_.size());
+    shared_rows_ = 0;
+    // Spans come by tokens: the first of each sequence's that has a span for each head is where its row says.
+    std::vector<int64_t> span_of(static_cast<size_t>(sequences.tokens()));
+    for (int64_t index = 0; index < static_cast<int64_t>(spans_.size()); index += kv_heads) {
+        span_of[spans_[index].first_row] = index;
+    }
+    for (const SharedRun& run : runs) {
+        // As many sequences in a span as it may have rows, unless that leaves threads without work.
+        const int64_t count = run.last - run.first, full = std::max<int64_t>(1, kSpanRows / heads_per_kv);
+        const int64_t even = (count * kv_heads + threads - 1) / threads;
+        const int64_t together = std::max<int64_t>(2, std::min(full, even));
+        for (int64_t first = run.first; first < run.last; first += together) {
+            const int64_t tokens = std::min(together, run.last - first), keys = run.splits * kSplitTokens;
+            const int64_t row = sequences.query_offsets[first];
+            const int32_t* table = sequences.block_tables + first * sequences.table_width;
+            for (int64_t head = 0; head < kv_heads; ++head) {
+                shared_.push_back({{table, row, keys, tokens, head, 0}, run.splits, shared_rows_});
+                for (int64_t token = 0; token < tokens; ++token, shared_rows_ += heads_per_kv) {
+                    const int64_t own = span_of[row + token] + head;
+                    spans_[own].first_key = keys;
+                    starts_[own] = shared_rows_;
+                }
+            }
+        }
+    }
 }
 
 void AttentionPlan::make_joint_units(int64_t window, int threads) {
@@ -110,7 +148,6 @@ void AttentionPlan::make_joint_units(int64_t window, int threads) {
 
 void AttentionPlan::make_split_units(int64_t heads_per_kv, int64_t window) {
     parts_.clear();
-    starts_.clear();
     int64_t states = 0;
     for (int64_t index = 0; index < static_cast<int64_t>(spans_.size()); ++index) {
         const AttentionSpan& span = spans_[index];
@@ -131,18 +168,37 @@ void AttentionPlan::run(Pool& pool, const Kernels& kernels, const AttentionArgs&
         run_splits(pool, kernels, args);
         return;
     }
+    if (!shared_.empty()) run_shared(pool, kernels, args);
+    const int64_t state_floats = kernels.state_floats(args.head_dim);
     pool.run(static_cast<int64_t>(units_.size()), [&](int64_t index) {
         const Unit& unit = units_[index];
         for (int64_t each = unit.first_span; each < unit.last_span; ++each) {
             const AttentionSpan* next = each + 1 < unit.last_span ? &spans_[each + 1] : nullptr;
             const int64_t rows = spans_[each].tokens * args.heads_per_kv;
             const int64_t scratch_floats = kernels.attention_scratch(rows, args.head_dim);
-            float* scratch = thread_scratch(scratch_floats + rows * kernels.state_floats(args.head_dim));
-            float* state = scratch + scratch_floats;
+            float* scratch = thread_scratch(scratch_floats + rows * state_floats);
+            const bool goes_on = spans_[each].first_key > 0;
+            float* state = goes_on ? states_.data() + starts_[each] * state_floats : scratch + scratch_floats;
             kernels.attend(args, spans_[each], next, 0, unit.last_split, state, scratch);
             kernels.finish_attention(args, spans_[each], state, 1, 0);
         }
     });
+}
+
+void AttentionPlan::run_shared(Pool& pool, const Kernels& kernels, const AttentionArgs& args) {
+    const int64_t state = kernels.state_floats(args.head_dim);
+    float* states = state_room(shared_rows_, state);
+    pool.run(static_cast<int64_t>(shared_.size()), [&](int64_t index) {
+        const Shared& each = shared_[index];
+        const int64_t rows = each.span.tokens * args.heads_per_kv;
+        kernels.attend(args, each.span, nullptr, 0, each.splits, states + each.state * state,
+                       thread_scratch(kernels.attention_scratch(rows, args.head_dim)));
+    });
+}
+
+float* AttentionPlan::state_room(int64_t rows, int64_t floats_per_row) {
+    states_.resize(std::max(states_.size(), static_cast<size_t>(rows * floats_per_row)));
+    return states_.data();
 }
 
 void AttentionPlan::run_splits(Pool& pool, const Kernels& kernels, const AttentionArgs& args) {
@@ -151,7 +207,7 @@ void AttentionPlan::run_splits(Pool& pool, const Kernels& kernels, const Attenti
     for (size_t index = 0; index < spans_.size(); ++index) {
         rows += parts_[index] * spans_[index].tokens * args.heads_per_kv;
     }
-    states_.resize(std::max(states_.size(), static_cast<size_t>(rows * state)));
+    state_room(rows, state);
     pool.run(static_cast<int64_t>(units_.size()), [&](int64_t index) {
         const Unit& unit = units_[index];
         const AttentionSpan& span = spans_[unit.first_span];

@@ -166,11 +166,11 @@ inline void multiply(const Panels& b, int64_t depth, const Product& p, int64_t c
         const float* x = p.x + first * p.x_stride;
         if (columns == panels * kPanel) {
             float* y = p.y + first * p.y_stride + column;
-            return tile<Panels, max_rows, panels * kPanelVecs>(rows, x, p.x_stride, b, depth, y, p.y_stride, false);
+            return tile<Panels, max_rows, panels * kPanelVecs>(rows, x, p.x_stride, b, depth, Rows{y, p.y_stride}, false);
         }
         Overhang out;
-        const int64_t stride = panels * kPanel;
-        tile<Panels, max_rows, panels * kPanelVecs>(rows, x, p.x_stride, b, depth, out.values, stride, false);
+        constexpr int64_t stride = panels * kPanel;
+        tile<Panels, max_rows, panels * kPanelVecs>(rows, x, p.x_stride, b, depth, RowsOf<stride>{out.values}, false);
         copy_outputs(rows, columns, out.values, stride, p.y + first * p.y_stride + column, p.y_stride);
     });
 }
@@ -193,27 +193,25 @@ struct FetchingRows {
     };
 };
 
-// Weights decoded once for all rows.
+// Weights decoded once for all rows, some inputs after the others. Sums go on in rows of the panel's own width: in those
+// of y, whose distance is often a large power of two, a tile's rows would drive each other out of the first cache.
 template <class Panels>
 inline void multiply_decoded(const Panels& b, int64_t depth, const Product& p, int64_t column, int64_t columns,
                              float* scratch) {
-    float* edge = scratch + kDecodedInputs * kPanel;
-    const bool fits = columns == kPanel;
-    for (int64_t k = 0; k < depth; k += kDecodedInputs) {
-        const int64_t inputs = depth - k < kDecodedInputs ? depth - k : kDecodedInputs;
+    const RowsOf<kPanel> sums{scratch + kDecodedInputs * kPanel};
+    for_parts(depth, [&](int64_t k, int64_t inputs) {
         decode(b, k, k + inputs, scratch, std::make_integer_sequence<int, Panels::kStep>{});
         // The next inputs' weights, or the next panel's, come meanwhile: each block of rows fetches its share.
         const int64_t bytes = b.panel_bytes * inputs / depth;
         const uint8_t* next = b.data + b.panel_bytes * (k + inputs) / depth;
         for_row_blocks(p.rows, kMaxRows, [&](int64_t first, int64_t rows) {
             const FetchingRows weights{scratch, next + bytes * first / p.rows, bytes * rows / (p.rows * inputs)};
-            float* y = fits ? p.y + first * p.y_stride + column : edge + first * kPanel;
             const float* x = p.x + first * p.x_stride + k;
-            tile<FetchingRows, kMaxRows, kPanelVecs>(rows, x, p.x_stride, weights, inputs, y,
-                                                     fits ? p.y_stride : kPanel, k > 0);
+            tile<FetchingRows, kMaxRows, kPanelVecs>(rows, x, p.x_stride, weights, inputs, RowsOf<kPanel>{sums[first]},
+                                                     k > 0);
         });
-    }
-    if (!fits) copy_outputs(p.rows, columns, edge, kPanel, p.y + column, p.y_stride);
+    });
+    copy_outputs(p.rows, columns, sums.base, kPanel, p.y + column, p.y_stride);
 }
 
 // decode_rows: from this many rows on, decoding once for all is faster than for each block of rows. In float32 that is

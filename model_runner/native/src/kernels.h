@@ -50,13 +50,15 @@ struct AttentionArgs {
     int64_t output_stride;
 };
 
-// Some tokens of one sequence, and the KV head whose queries are computed: what one call computes.
+// Some tokens of one sequence, and the KV head whose queries are computed: what one call computes. Or one token each of
+// several sequences, over what their block tables have in common: all of it comes before first_position.
 struct AttentionSpan {
     const int32_t* table;
     int64_t first_row;
     int64_t first_position;
     int64_t tokens;
     int64_t kv_head;
+    int64_t first_key;  // Earlier keys, whole splits of them, are in the state that the call is given; 0: there is none.
 };
 
 // The context is cut at multiples of this many tokens; results of the parts are merged in their order. It is part of
@@ -122,6 +124,7 @@ struct Kernels {
     int64_t (*state_floats)(int64_t head_dim);
     int64_t (*attention_scratch)(int64_t rows, int64_t head_dim);
     // The state of a span's rows over some splits of the context: state[row] for token-major rows (token, query head).
+    // Where the span has a first key, the state goes on from what it has.
     // next: what the same thread will attend afterwards, or null; the beginning of its K/V is fetched.
     void (*attend)(const AttentionArgs& args, const AttentionSpan& span, const AttentionSpan* next, int64_t first_split,
                    int64_t last_split, float* state, float* scratch);

@@ -11,7 +11,7 @@ namespace {
 // Rows that one thread packs at a time.
 constexpr int64_t kFillRows = 16;
 // Rows that are multiplied together by one thread: their inputs stay in its second cache.
-constexpr int64_t kUnitRows = 128;
+constexpr int64_t kUnitRows = 256;
 // Rows that one thread rounds at a time; waking another does not pay for fewer.
 constexpr int64_t kRoundedRows = 8;
 // Units for each thread: enough that none waits long for the last one.

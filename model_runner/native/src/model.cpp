@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace octavo {
 namespace {
@@ -122,8 +123,11 @@ void Model::rotate_token(const octavo_batch& batch, const octavo_layer& layer, i
 }
 
 void Model::after_attention(Pool& pool, const octavo_batch& batch, int64_t index, const float* attended) {
-    const int64_t tokens = sequences_of(batch).tokens(), hidden = facts_.hidden_size;
-    const int64_t inner = facts_.intermediate_size, all_heads = facts_.heads * facts_.head_dim;
+    const bool is_last = index + 1 == facts_.layers;
+    const int64_t tokens = is_last ? batch.num_logits_rows : sequences_of(batch).tokens();
+    const int64_t hidden = facts_.hidden_size, inner = facts_.intermediate_size;
+    const int64_t all_heads = facts_.heads * facts_.head_dim;
+    if (is_last) attended = keep_wanted(batch, attended);
     float* added = room(added_, tokens, hidden);
     matrix_of(layer(index).output).multiply(pool, attended, all_heads, tokens, added, hidden);
     add_and_norm(pool, tokens, layer(index).mlp_norm);
@@ -135,8 +139,21 @@ void Model::after_attention(Pool& pool, const octavo_batch& batch, int64_t index
         kernels_.silu_multiply(gate, gate + inner, inner, activated + token * inner);
     });
     matrix_of(layer(index).down).multiply(pool, activated, inner, tokens, added, hidden);
-    const bool is_last = index + 1 == facts_.layers;
     add_and_norm(pool, tokens, is_last ? facts_.final_norm : layer(index + 1).input_norm);
+}
+
+const float* Model::keep_wanted(const octavo_batch& batch, const float* attended) {
+    const int64_t hidden = facts_.hidden_size, all_heads = facts_.heads * facts_.head_dim;
+    float* states = room(wanted_, batch.num_logits_rows, hidden);
+    // q, k and v are done with: there is room.
+    float* kept = room(qkv_, batch.num_logits_rows, all_heads);
+    for (int64_t row = 0; row < batch.num_logits_rows; ++row) {
+        const int64_t token = batch.logits_rows[row];
+        std::copy_n(hidden_.data() + token * hidden, hidden, states + row * hidden);
+        std::copy_n(attended + token * all_heads, all_heads, kept + row * all_heads);
+    }
+    std::swap(hidden_, wanted_);
+    return kept;
 }
 
 void Model::add_and_norm(Pool& pool, int64_t tokens, const float* norm) {
@@ -149,14 +166,8 @@ void Model::add_and_norm(Pool& pool, int64_t tokens, const float* norm) {
 }
 
 void Model::end(Pool& pool, const octavo_batch& batch, float* logits) {
-    const int64_t hidden = facts_.hidden_size, rows = batch.num_logits_rows;
     const Matrix& head = matrix_of(facts_.head);
-    // The wanted rows together; `added` is free by now, and has room for all tokens.
-    for (int64_t row = 0; row < rows; ++row) {
-        const float* from = normed_.data() + batch.logits_rows[row] * hidden;
-        std::copy(from, from + hidden, added_.data() + row * hidden);
-    }
-    head.multiply(pool, added_.data(), hidden, rows, logits, head.outputs());
+    head.multiply(pool, normed_.data(), facts_.hidden_size, batch.num_logits_rows, logits, head.outputs());
 }
 
 }  // namespace octavo

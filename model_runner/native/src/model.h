@@ -20,6 +20,8 @@ public:
     void begin(Pool& pool, const octavo_batch& batch);
     // The normed hidden states' q, k and v, queries and keys rotated: in qkv().
     void before_attention(Pool& pool, const octavo_batch& batch, int64_t layer);
+    // After the last layer's there are hidden states of the rows alone whose logits are wanted, in their order: nobody
+    // reads the others.
     void after_attention(Pool& pool, const octavo_batch& batch, int64_t layer, const float* attended);
     void end(Pool& pool, const octavo_batch& batch, float* logits);
 
@@ -29,6 +31,8 @@ public:
 private:
     const octavo_layer& layer(int64_t index) const { return layers_[index]; }
     void rotate_token(const octavo_batch& batch, const octavo_layer& layer, int64_t token);
+    // Of the hidden states and of what was attended, the wanted rows; returns the latter.
+    const float* keep_wanted(const octavo_batch& batch, const float* attended);
     // hidden += added, then normed = the norm of hidden.
     void add_and_norm(Pool& pool, int64_t tokens, const float* norm);
 
@@ -37,7 +41,7 @@ private:
     std::vector<octavo_layer> layers_;
     AttentionPlan plan_;
     // Grown to the largest step so far, one row for each token.
-    std::vector<float> hidden_, normed_, qkv_, attended_, added_, gate_up_, activated_;
+    std::vector<float> hidden_, wanted_, normed_, qkv_, attended_, added_, gate_up_, activated_;
 };
 
 Sequences sequences_of(const octavo_batch& batch);

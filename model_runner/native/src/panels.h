@@ -2,11 +2,11 @@
 
 constexpr int64_t kPanel = kPanelVecs * kLanes;
 
-// Inputs that are decoded at a time when many rows share them: few enough that they stay in the first cache.
-constexpr int64_t kDecodedInputs = 128;
+// Inputs at most that are decoded at a time when many rows share them: few enough that they stay in the first cache.
+constexpr int64_t kDecodedInputs = 160;
 
-// Rows at most in a call: the overhang of a decoded panel takes them all.
-constexpr int64_t kGemmRows = 128;
+// Rows at most in a call: the results of a panel are summed up in scratch memory that has room for so many.
+constexpr int64_t kGemmRows = 256;
 
 // Weights that few rows use come from memory: what lies this many bytes further on is fetched meanwhile. The hardware
 // does so too, but not across pages of 4 KiB.
@@ -25,6 +25,19 @@ inline void for_row_blocks(int64_t rows, int64_t most, const Work& work) {
     for (int64_t block = 0; block < blocks; ++block) {
         const int64_t first = rows * block / blocks;
         work(first, rows * (block + 1) / blocks - first);
+    }
+}
+
+// Calls work(first, count) for parts of some inputs, at most kDecodedInputs each: whole groups, but for what is left over
+// at the end, and about equal ones.
+template <class Work>
+inline void for_parts(int64_t inputs, const Work& work) {
+    const int64_t groups = (inputs + kGroup - 1) / kGroup, parts = (inputs + kDecodedInputs - 1) / kDecodedInputs;
+    int64_t first = 0;
+    for (int64_t part = 1; part <= parts; ++part) {
+        const int64_t last = part < parts ? groups * part / parts * kGroup : inputs;
+        work(first, last - first);
+        first = last;
     }
 }
 

@@ -9,18 +9,31 @@ inline void fetch(const void* line) { __builtin_prefetch(line, 0, 3); }
 // To the second cache, for what the first has no room for.
 inline void fetch_far(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-// c[row, column] (+)= sum over k of a[row, k] * B[k, column]; continues: go on from what c has.
+// Where results go: rows so many floats apart. A distance that the compiler knows needs no address for each row.
+struct Rows {
+    float* base;
+    int64_t stride;
+    float* operator[](int64_t row) const { return base + row * stride; }
+};
+
+template <int64_t stride>
+struct RowsOf {
+    float* base;
+    float* operator[](int64_t row) const { return base + row * stride; }
+};
+
+// c[row][column] (+)= sum over k of a[row, k] * B[k, column]; continues: go on from what c has.
 // B says how many k it decodes at a time (kStep) and how many share scales (kGroup, 0 for none). Every sum is one chain
 // in the order of k: which tile shape computes an element does not change it.
-template <class B, int rows, int vecs, int... step>
-inline void tile_steps(const float* a, int64_t a_stride, const B& b, int64_t depth, float* c, int64_t c_stride,
-                       bool continues, std::integer_sequence<int, step...>) {
+template <class B, int rows, int vecs, class C, int... step>
+inline void tile_steps(const float* a, int64_t a_stride, const B& b, int64_t depth, const C& c, bool continues,
+                       std::integer_sequence<int, step...>) {
     Vec acc[rows][vecs];
     OCTAVO_UNROLL
     for (int row = 0; row < rows; ++row) {
         OCTAVO_UNROLL
         for (int vec = 0; vec < vecs; ++vec) {
-            acc[row][vec] = continues ? load(c + row * c_stride + vec * kLanes) : all(0.0f);
+            acc[row][vec] = continues ? load(c[row] + vec * kLanes) : all(0.0f);
         }
     }
     const int64_t group = B::kGroup ? B::kGroup : depth;
@@ -45,19 +58,18 @@ inline void tile_steps(const float* a, int64_t a_stride, const B& b, int64_t dep
     OCTAVO_UNROLL
     for (int row = 0; row < rows; ++row) {
         OCTAVO_UNROLL
-        for (int vec = 0; vec < vecs; ++vec) store(c + row * c_stride + vec * kLanes, acc[row][vec]);
+        for (int vec = 0; vec < vecs; ++vec) store(c[row] + vec * kLanes, acc[row][vec]);
     }
 }
 
 // As above, for a number of rows known only at run time, 1 up to max_rows.
-template <class B, int max_rows, int vecs>
-inline void tile(int64_t rows, const float* a, int64_t a_stride, const B& b, int64_t depth, float* c, int64_t c_stride,
+template <class B, int max_rows, int vecs, class C>
+inline void tile(int64_t rows, const float* a, int64_t a_stride, const B& b, int64_t depth, const C& c,
                  bool continues) {
     if constexpr (max_rows > 1) {
-        if (rows < max_rows) return tile<B, max_rows - 1, vecs>(rows, a, a_stride, b, depth, c, c_stride, continues);
+        if (rows < max_rows) return tile<B, max_rows - 1, vecs>(rows, a, a_stride, b, depth, c, continues);
     }
-    tile_steps<B, max_rows, vecs>(a, a_stride, b, depth, c, c_stride, continues,
-                                  std::make_integer_sequence<int, B::kStep>{});
+    tile_steps<B, max_rows, vecs>(a, a_stride, b, depth, c, continues, std::make_integer_sequence<int, B::kStep>{});
 }
 
 struct NoScales {
