@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -170,9 +171,18 @@ def test_what_a_part_has_started_ends_with_it():
     told = f"print({MARK!r} + '{{\"pid\": ' + str(child.pid) + '}}', flush=True)"
     found = run_apart(script(f"{started}; {told}; time.sleep(600)"), 5)
     assert "cut_short" in found
-    stat = Path(f"/proc/{found['pid']}/stat")
-    # It may be there as a zombie, if nobody has asked for it.
-    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while is_running(found["pid"]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_running(found["pid"])
+
+
+def is_running(pid: object) -> bool:
+    """A killed process takes a moment to end, and then may be there as a zombie, if nobody has asked for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_a_part_in_a_process_of_its_own():
