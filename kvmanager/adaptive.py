@@ -10,7 +10,7 @@ Time is counted in stored blocks: only these need room. Ages are in half octaves
 here depends on the size of the pool or on the speed of the machine. Blocks of one class released in the same eighth of
 a turnover of the pool form a group; groups are ranked again as time goes on, and each verb is O(log groups).
 
-One block in four is watched: it is counted and leaves a ghost. That is enough because chains come back as a whole: a
+One block in eight is watched: it is counted and leaves a ghost. That is enough because chains come back as a whole: a
 prompt that uses a known block has used all blocks before it.
 """
 
@@ -26,10 +26,8 @@ from kvmanager.residency import Residency
 from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket, class_of
 from kvmanager.runs import NO_GROUP, Run, Runs
 
-WATCHED: Final = 4
+WATCHED: Final = 8
 """Every so manieth block of a chain is watched, and of the first so many one at random, by its name."""
-GHOSTS: Final = 2
-"""For each block of the pool."""
 GROUPS_PER_TURNOVER: Final = 8
 MEMORY_TURNOVERS: Final = 64
 """How much of the past counts, in turnovers of the pool, and at least MEMORY_BLOCKS."""
@@ -53,7 +51,7 @@ class AdaptiveEviction(EvictionPolicy):
         self._room = max(1, num_blocks - 2)
         self._runs = Runs(num_blocks)
         self._watched = bytearray(num_blocks)
-        self._ghosts = Ghosts(GHOSTS * self._room)
+        self._ghosts = Ghosts(self._room)
         self._hand = 0
         self._unit = max(1, self._room // 16)
         self._tick = max(1, self._room // 64)  # of the ghosts and the guard
@@ -286,12 +284,12 @@ class AdaptiveEviction(EvictionPolicy):
         run.wait = cell % AGES
 
     def _count_waiting(self) -> None:
-        """Counts a few of the blocks and ghosts that still wait for a use; all are, within a turnover."""
-        start, end = self._hand, self._hand + WATCHED + 1
+        """Counts a few of the blocks and ghosts that still wait for a use; all are once per half a turnover."""
+        start, end = self._hand, self._hand + 2 * WATCHED
         now, tick, unit = self._now // self._tick, self._tick, self._unit
         cells = [
             class_kept(ghost) * AGES + age_bucket(waited(ghost, now) * tick // unit)
-            for ghost in self._ghosts.some(GHOSTS * start, GHOSTS * end)
+            for ghost in self._ghosts.some(start, end)
         ]
         block = self._watched.find(1, start, end)
         while block >= 0:

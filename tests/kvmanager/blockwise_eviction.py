@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from heapq import heapify, heappop, heappush
 
-from kvmanager.adaptive import GHOSTS, GROUPS_PER_TURNOVER, LEARN_BLOCKS, MEMORY_BLOCKS, MEMORY_TURNOVERS, WATCHED
+from kvmanager.adaptive import GROUPS_PER_TURNOVER, LEARN_BLOCKS, MEMORY_BLOCKS, MEMORY_TURNOVERS, WATCHED
 from kvmanager.ghosts import MOST_TURNS, MOST_USES, Ghosts, class_kept, remembered, turn_kept, uses_kept, waited
 from kvmanager.recency_guard import RecencyGuard
 from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket, class_of
@@ -28,7 +28,7 @@ class BlockwiseEviction:
         self._words: list[int] = [0] * num_blocks
         self._next_blocks = array("i", [0]) * num_blocks
         self._previous_blocks = array("i", [0]) * num_blocks
-        self._ghosts = Ghosts(GHOSTS * self._room)
+        self._ghosts = Ghosts(self._room)
         self._hand = 0
         self._unit = max(1, self._room // 16)
         self._tick = max(1, self._room // 64)  # of the ghosts and the guard
@@ -241,12 +241,12 @@ class BlockwiseEviction:
         return uses << _USES | turn_kept(ghost) << _TURN | cell % AGES << _WAIT | _WATCHED
 
     def _count_waiting(self) -> None:
-        """Counts a few of the blocks and ghosts that still wait for a use; all are, within a turnover."""
-        end = self._hand + WATCHED + 1
+        """Counts a few of the blocks and ghosts that still wait for a use; all are once per half a turnover."""
+        end = self._hand + 2 * WATCHED
         for word in self._words[self._hand : end]:
             if word & _WATCHED and word & _CACHED:
                 self._model.count_waiting([self._cell(word)])
-        for ghost in self._ghosts.some(GHOSTS * self._hand, GHOSTS * end):
+        for ghost in self._ghosts.some(self._hand, end):
             self._model.count_waiting([self._ghost_cell(ghost)])
         self._hand = end
         if end >= len(self._words):
