@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from bench.reworked import ReworkedWeights
 from model_runner.config import ModelConfig
 from model_runner.models.parts import layer_parts, whole_parts
-from model_runner.weights import Grouped, WeightSource
+from model_runner.weights import WeightSource
 
 HEAD = "lm_head.weight"
 
@@ -27,11 +27,11 @@ def rotated_config(config: ModelConfig) -> ModelConfig:
     return replace(config, tie_word_embeddings=False)
 
 
-class RotatedWeights:
+class RotatedWeights(ReworkedWeights):
     """A WeightSource over another one, which keeps what it has turned. The config is the original's."""
 
     def __init__(self, weights: WeightSource, config: ModelConfig, seed: int = 0) -> None:
-        self._weights = weights
+        super().__init__(weights)
         draw = torch.Generator().manual_seed(seed)
         size = config.hidden_size
         self._turn = torch.linalg.qr(torch.randn(size, size, generator=draw, dtype=torch.float64)).Q
@@ -53,15 +53,6 @@ class RotatedWeights:
     def names(self) -> Collection[str]:
         return [*(name for name in self._weights.names() if name != HEAD), HEAD]
 
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        return self._weights.shape_of(self._source(name))
-
-    def bytes_of(self, name: str) -> int:
-        return self._weights.bytes_of(self._source(name))
-
-    def file_of(self, name: str) -> Path:
-        return self._weights.file_of(self._source(name))
-
     def load(self, name: str) -> Tensor:
         if name not in self._turned:
             self._turned[name] = self._turned_weights(name)
@@ -78,15 +69,6 @@ class RotatedWeights:
         elif name in self._reads.values():
             weights = torch.ones_like(weights)
         return weights.float()
-
-    def load_exact(self, name: str) -> Tensor | Grouped:
-        return self.load(name)
-
-    def rope_freq_factors(self) -> Tensor | None:
-        return self._weights.rope_freq_factors()
-
-    def files(self) -> list[Path]:
-        return self._weights.files()
 
     def _source(self, name: str) -> str:
         return self._head if name == HEAD else name
