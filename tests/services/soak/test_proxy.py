@@ -241,3 +241,19 @@ def test_an_error_keeps_its_details(run: Callable[[Test], None]):
         assert ended.value.args == ("ABORTED", "STALE_EPOCH")
 
     run(test)
+
+
+def test_where_nobody_is_the_socket_hangs_up(tmp_path: Path):
+    async def work() -> None:
+        proxy = FaultyProxy(
+            f"unix:{tmp_path}/proxy.sock", f"unix:{tmp_path}/kv.sock", MessageFaults(Random(1)), by_socket=True
+        )
+        await proxy.start()
+        try:
+            reader, writer = await asyncio.open_unix_connection(f"{tmp_path}/proxy.sock.session")
+            assert await asyncio.wait_for(reader.read(), 5.0) == b""
+            writer.close()
+        finally:
+            await proxy.stop()
+
+    asyncio.run(work())
