@@ -23,15 +23,14 @@ class Holding:
         self.by_handle: dict[int, Held] = {}
         self.counts = [0] * num_blocks
         """Entries of the live sequences' block tables, by block; derived."""
+        self.held_blocks = 0
+        """Blocks that live sequences hold; derived. Any thread may ask."""
+        self.forking = 0
+        """Live sequences that ask for no room ahead, because they fork often; derived."""
         self.lease: list[int] = []
         self.cached = CachedTree()
         self.taken_total = 0
         """Blocks that were taken from the lease."""
-
-    @property
-    def held_blocks(self) -> int:
-        """Blocks that live sequences hold. Any thread may ask."""
-        return len(self.counts) - self.counts.count(0)
 
     @property
     def holds_something(self) -> bool:
@@ -58,6 +57,7 @@ class Holding:
         """A sequence lives, with its block table."""
         self.live[held.sequence_id] = held
         self.by_handle[held.handle] = held
+        self.forking += held.forks_often
         self._count(held.blocks)
 
     def enter_admitted(self, held: Held, blocks: list[int], cached_tokens: int) -> None:
@@ -72,12 +72,13 @@ class Holding:
     def leave(self, held: Held) -> None:
         """Its blocks are nobody's, or can still be hit; the beginning of the chain outlives its end."""
         del self.live[held.sequence_id], self.by_handle[held.handle]
+        self.forking -= held.forks_often
         if held.promised:
             self._break_promise(held)
         full = min(held.computed, held.sound) // self.block_size if self.caches else 0
         for index in range(len(held.blocks) - 1, -1, -1):
             block = held.blocks[index]
-            self.counts[block] -= 1
+            self._uncount([block])
             if not self.counts[block] and index < full:
                 tokens = held.tokens[index * self.block_size : (index + 1) * self.block_size]
                 parent = held.blocks[index - 1] if index else 0
@@ -95,8 +96,7 @@ class Holding:
 
     def grant(self, held: Held, first: int, blocks: list[int]) -> None:
         """A table is these blocks from index `first` on."""
-        for block in held.blocks[first:]:
-            self.counts[block] -= 1
+        self._uncount(held.blocks[first:])
         held.blocks[first:] = blocks
         self._count(blocks)
         self.cached.discard_all(blocks)
@@ -104,8 +104,7 @@ class Holding:
 
     def cut(self, held: Held, num_blocks: int) -> None:
         """A table loses what is behind its first blocks."""
-        for block in held.cut_blocks(num_blocks):
-            self.counts[block] -= 1
+        self._uncount(held.cut_blocks(num_blocks))
 
     def is_shared(self, held: Held) -> bool:
         """Whether others hold a block that the sequence writes next or later."""
@@ -116,12 +115,19 @@ class Holding:
         self.live.clear()
         self.by_handle.clear()
         self.counts = [0] * len(self.counts)
+        self.held_blocks = self.forking = 0
         self.lease = []
         self.cached = CachedTree()
 
     def _count(self, blocks: Iterable[int]) -> None:
         for block in blocks:
+            self.held_blocks += not self.counts[block]
             self.counts[block] += 1
+
+    def _uncount(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self.counts[block] -= 1
+            self.held_blocks -= not self.counts[block]
 
     def _break_promise(self, held: Held) -> None:
         """A step has failed: whoever relied on what it was to compute caches nothing from there on."""

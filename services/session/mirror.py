@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
-from model_runner.books import Admission, AllocationRequest, CopyOrder, SequenceUpdate
+from model_runner.books import POOL_SHORT, Admission, AllocationRequest, CopyOrder, SequenceUpdate
 from services.columns import from_column, to_column
 from services.session.foresight import Foresight
 from services.session.held import Held, Refused
 from services.session.holding import Holding
 from services.session.orders import OrderBook, Outgoing
+from services.session.spares import Spares
 from services.session.tap import Glance, SequenceTap
 
 
@@ -32,7 +33,8 @@ class Mirror(Holding):
     report says all that came before.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, caches: bool = True) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, lease_blocks: int = 0, caches: bool = True) -> None:
+        """lease_blocks: spare ones, at most."""
         super().__init__(num_blocks, block_size, caches=caches)
         self.copies: list[CopyOrder] = []
         """Copies that the engine has not been told of yet, in order."""
@@ -40,6 +42,7 @@ class Mirror(Holding):
         self.speaks = False
         self.tap: SequenceTap | None = None
         """Is told the tokens of every sequence, before the KV manager is."""
+        self.spares = Spares(lease_blocks, num_blocks - 1, block_size)
         self._returned: list[int] = []
         self._handles = 0
         self._admitting: dict[int, Held] = {}
@@ -107,6 +110,8 @@ class Mirror(Holding):
         held = self.held(update.sequence_id)
         num_tokens = held.told + len(update.token_ids)
         missing = self.blocks_for(num_tokens) - len(held.blocks)
+        if missing > 0:
+            self.spares.note_guess()
         return not held.copy_due and not held.forked and missing <= len(self.lease) // 2
 
     def truncate(self, sequence_id: str, num_tokens: int) -> None:
@@ -160,6 +165,7 @@ class Mirror(Holding):
             self.orders.end(ended, preempted)
         for held in ended:
             self._untap([held])
+            self.spares.note_end(held)
             self.leave(held)
 
     def admit(self, request: AllocationRequest) -> int:
@@ -190,13 +196,21 @@ class Mirror(Holding):
             self.orders.end([held], False)
 
     def return_lease(self) -> bool:
-        """Gives the spare blocks back before the next message's orders; false when there are none."""
-        self._returned += self.lease
-        self.lease = []
+        """Gives spare blocks back before the next message's orders, all that nobody is about to take.
+
+        False when there are none.
+        """
+        self._give_back(self.spares.spoken_for)
         return bool(self._returned)
 
-    def step(self, *, asks: bool = True) -> None:
-        """A step of the engine is scheduled: asks for the room that sequences will need soon, if it is time to."""
+    def step(self, *, asks: bool = True, prompt: bool = False) -> None:
+        """A step of the engine is scheduled: asks for the room that sequences will need soon, if it is time to.
+
+        Spare blocks that are not wanted any more go back. prompt: answers come within a step.
+        """
+        self.spares.step(len(self.live), self.forking, self.held_blocks)
+        self._give_back(self.spares.wanted)
+        self._foresight.asks_late = prompt and self.spares.are_scarce
         for held in self._foresight.step():
             if self.by_handle.get(held.handle) is not held:
                 continue
@@ -232,7 +246,8 @@ class Mirror(Holding):
             held.asked = number
         if askers:
             self._asked[number] = askers
-        return Outgoing(orders, to_column(returned), askers)
+        self.spares.told = self.spares.wanted
+        return Outgoing(orders, to_column(returned), self.spares.wanted, askers)
 
     def glance(self) -> Glance:
         """What is held, as another thread sees it: each part is of one moment, and not all of the same."""
@@ -245,11 +260,11 @@ class Mirror(Holding):
     @property
     def is_time_to_speak(self) -> bool:
         """Whether this step should say what there is to say; what was computed can wait for the next one."""
-        return self.orders.presses or bool(self._returned) or self._foresight.is_pace
+        return self.orders.presses or self._foresight.is_pace or self.spares.press
 
     @property
     def has_orders(self) -> bool:
-        return not self.orders.empty or bool(self._returned)
+        return not self.orders.empty or bool(self._returned) or self.spares.press
 
     def apply(self, answer: pb.SessionAnswer) -> None:
         """Takes over the answer to a message; they must come in order. Raises BrokenMirror."""
@@ -276,6 +291,7 @@ class Mirror(Holding):
         self.silence()
         self._untap(self.live.values())
         self.empty()
+        self.spares.forget()
         self.copies = []
         self._foresight.forget()
 
@@ -298,6 +314,12 @@ class Mirror(Holding):
         if self.speaks:
             self.orders.tell(held)
 
+    def _give_back(self, kept: int) -> None:
+        """Gives all spare blocks back but so many, with the next message."""
+        excess = max(0, len(self.lease) - kept)
+        self._returned += self.lease[:excess]
+        del self.lease[:excess]
+
     def _apply_grants(self, grants: pb.Grants, askers: dict[int, Held]) -> None:
         self.copies += map(_copy, grants.copies)
         blocks = _ids(grants.block_ids)
@@ -315,6 +337,7 @@ class Mirror(Holding):
         if held is None:
             return
         self.enter_admitted(held, _ids(admitted.block_ids), admitted.cached_tokens)
+        self.spares.note_start(held)
         self._foresight.plan(held)
         self._results[held.handle] = Admission(held.blocks[:], held.cached)
 
@@ -324,6 +347,8 @@ class Mirror(Holding):
         if admitting is not None:
             self._untap([admitting])
             self._results[refusal.handle] = refused
+            if refusal.reason == POOL_SHORT:
+                self.spares.note_refusal()
             return
         if refusal.handle in askers:
             askers[refusal.handle].refused = refused
