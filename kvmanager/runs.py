@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Final
 
 from kvmanager.errors import BrokenBooks
@@ -60,6 +61,10 @@ class Runs:
     def of(self, block: int) -> Run:
         """The run of a block that has content."""
         return self._runs[block]
+
+    def some(self, start: int, end: int, chosen: bytearray) -> list[Run]:
+        """The run of each of the blocks start..end-1 that is chosen: a byte for each block, not zero."""
+        return list(compress(self._runs[start:end], chosen[start:end]))
 
     def add(self, run: Run) -> None:
         """A run of blocks that are in no other one."""
