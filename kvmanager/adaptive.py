@@ -292,11 +292,11 @@ class AdaptiveEviction(EvictionPolicy):
     def _count_waiting(self) -> None:
         """Counts a few of the blocks and ghosts that still wait for a use; all are once per half a turnover."""
         start, end = self._hand, self._hand + 2 * WATCHED
-        cells = self._ghosts.cells(start, end, self._now // self._tick, self._ghost_ages)
+        counts = self._model.counting
+        self._ghosts.count(start, end, self._now // self._tick, self._ghost_ages, counts)
         for run in self._runs.some(start, end, self._watched):
             if run.cached:
-                cells.append(self._cell(run))
-        self._model.count_waiting(cells)
+                counts[self._cell(run)] += 1
         self._hand = end
         if end >= len(self._watched):
             self._hand = 0

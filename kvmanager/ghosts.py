@@ -68,14 +68,12 @@ class Ghosts:
         """The ghosts in these places."""
         return [ghost for ghost in self._places[start:end].tolist() if ghost]
 
-    def cells(self, start: int, end: int, now: int, age_buckets: bytes) -> list[int]:
-        """The cell of the model that each of some() is in. age_buckets: by the time that one has waited."""
+    def count(self, start: int, end: int, now: int, age_buckets: bytes, counts: list[int]) -> None:
+        """Adds each of some() to the count of the model's cell that it is in. age_buckets: by the time waited."""
         rows, wrap = _ROWS, TIMES - 1
-        return [
-            rows[ghost & _KEPT] + age_buckets[now - (ghost >> _TIME) & wrap]
-            for ghost in self._places[start:end].tolist()
-            if ghost
-        ]
+        for ghost in self._places[start:end].tolist():
+            if ghost:
+                counts[rows[ghost & _KEPT] + age_buckets[now - (ghost >> _TIME) & wrap]] += 1
 
 
 def _read(name: bytes) -> tuple[int, int, int]:

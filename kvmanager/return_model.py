@@ -77,7 +77,7 @@ class ReturnModel:
 
     # fmt: off
     __slots__ = (
-        "_counting", "_factors", "_hazards", "_odds", "_parts", "_prompt", "_squares", "_starts", "_uses", "gone",
+        "_factors", "_hazards", "_odds", "_parts", "_prompt", "_squares", "_starts", "_uses", "counting", "gone",
         "returned", "waiting", "worth",
     )
     # fmt: on
@@ -91,7 +91,8 @@ class ReturnModel:
         """Lives that were lost sight of."""
         self.waiting = [0] * cells
         """Lives that were still going on when they were last counted."""
-        self._counting = [0] * cells
+        self.counting = [0] * cells
+        """Those that were counted since."""
         self.worth = array("d", [0.0]) * cells
         """The most uses per block and time that keeping a block on can bring, over all times to keep it (Gittins)."""
         self._odds = ODDS
@@ -115,14 +116,9 @@ class ReturnModel:
         self._squares += self._prompt * self._prompt
         self._prompt = 0
 
-    def count_waiting(self, cells: list[int]) -> None:
-        counting = self._counting
-        for cell in cells:
-            counting[cell] += 1
-
     def counted_waiting(self) -> None:
         """All that are waiting have been counted."""
-        self.waiting, self._counting = self._counting, [0] * (CLASSES * AGES)
+        self.waiting, self.counting = self.counting, [0] * (CLASSES * AGES)
 
     def fade(self, kept: float) -> None:
         self._uses *= kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import compress
 from typing import Final
 
 from kvmanager.errors import BrokenBooks
@@ -64,7 +63,8 @@ class Runs:
 
     def some(self, start: int, end: int, chosen: bytearray) -> list[Run]:
         """The run of each of the blocks start..end-1 that is chosen: a byte for each block, not zero."""
-        return list(compress(self._runs[start:end], chosen[start:end]))
+        runs = self._runs
+        return [runs[block] for block, is_chosen in enumerate(bytes(chosen[start:end]), start) if is_chosen]
 
     def add(self, run: Run) -> None:
         """A run of blocks that are in no other one."""
