@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,15 @@ settings.load_profile("ci" if os.environ.get("CI") else "desk")
 # GPU kernels run in Triton's interpreter where there is no GPU, which must be said before anything loads Triton.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_what_forks_services() -> Iterator[None]:
+    yield
+    from tests.e2e.nursery import close_the_nursery
+
+    close_the_nursery()
+
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = (
