@@ -32,10 +32,13 @@ def _end_what_forks_services() -> Iterator[None]:
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = (
-    *("e2e/test_soak.py", "e2e/test_fuzz.py", "e2e/test_kills.py", "e2e/test_golden.py", "e2e/test_commands.py"),
+    *("e2e/test_soak.py", "e2e/test_golden.py", "e2e/test_commands.py", "e2e/test_kills.py", "e2e/test_fuzz.py"),
     *("e2e/", "gateway/", "monitoring/", "helm/", "images/", "bench/", "services/soak/"),
     *("services/test_books_machine_over_grpc.py", "services/session/test_mirror_machine.py"),
-    *("kvmanager/test_books_machine.py", "model_runner/test_native_"),
+    *("kvmanager/test_books_machine.py", "model_runner/test_native_", "model_runner/test_deterministic.py"),
+    *("model_runner/test_steps_on_a_card.py", "model_runner/test_paged_golden.py"),
+    *("services/test_cli_kv.py", "services/test_model_setup.py", "kvmanager/test_adaptive.py"),
+    *("model_runner/test_decode_graphs.py", "kvmanager/test_planted_faults.py", "services/test_draining.py"),
 )
 """Files, or beginnings of their names: those that start processes, compilers or long searches for a fault."""
 

@@ -50,6 +50,7 @@ class Nursery:
 
     def close(self) -> None:
         """Ends the process, and with it what it has forked."""
+        self._process.kill()
         self._process.communicate()
         shutil.rmtree(self._codes)
 
