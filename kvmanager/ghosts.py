@@ -78,7 +78,7 @@ class Ghosts:
 
 def _read(name: bytes) -> tuple[int, int, int]:
     """The place of a name in a table without an end, and the 8 and 7 bits of its tag."""
-    # Byte by byte, which compiled takes a tenth of the time of a call that reads them all.
+    # Byte by byte: compiled these are a few shifts, where int.from_bytes() is a slice, an attribute and a call.
     place = name[3] >> 4 | name[4] << 4 | name[5] << 12 | name[6] << 20 | name[7] << 28 | name[8] << 36
     return place, name[1], name[2] & 127
 
