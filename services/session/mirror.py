@@ -20,6 +20,7 @@ from services.session.holding import Holding
 from services.session.orders import OrderBook, Outgoing
 from services.session.spares import Spares
 from services.session.tap import Glance, SequenceTap
+from services.session.turned_away import TurnedAway
 
 
 class BrokenMirror(Exception):
@@ -43,6 +44,7 @@ class Mirror(Holding):
         self.tap: SequenceTap | None = None
         """Is told the tokens of every sequence, before the KV manager is."""
         self.spares = Spares(lease_blocks, num_blocks - 1, block_size)
+        self._turned_away = TurnedAway(num_blocks - 1, block_size)
         self._returned: list[int] = []
         self._handles = 0
         self._admitting: dict[int, Held] = {}
@@ -168,6 +170,13 @@ class Mirror(Holding):
             self.spares.note_end(held)
             self.leave(held)
 
+    def is_hopeless(self, request: AllocationRequest) -> bool:
+        """Whether an admission was refused for want of blocks, and would be again."""
+        hopeless = self._turned_away.is_hopeless(request, self.live.values(), self.held_blocks)
+        if hopeless:
+            self.spares.note_refusal()
+        return hopeless
+
     def admit(self, request: AllocationRequest) -> int:
         """Asks for a new sequence and returns the handle to get the outcome by."""
         handle = self._next_handle()
@@ -208,9 +217,9 @@ class Mirror(Holding):
 
         Spare blocks that are not wanted any more go back. prompt: answers come within a step.
         """
-        self.spares.step(len(self.live), self.forking, self.held_blocks)
+        self.spares.step(len(self.live), self.forking, self.held_blocks, prompt=prompt)
         self._give_back(self.spares.wanted)
-        self._foresight.asks_late = prompt and self.spares.are_scarce
+        self._foresight.asks_late = prompt and self.spares.is_thrifty
         for held in self._foresight.step():
             if self.by_handle.get(held.handle) is not held:
                 continue
@@ -349,6 +358,7 @@ class Mirror(Holding):
             self._results[refusal.handle] = refused
             if refusal.reason == POOL_SHORT:
                 self.spares.note_refusal()
+                self._turned_away.note(admitting.sequence_id)
             return
         if refusal.handle in askers:
             askers[refusal.handle].refused = refused
