@@ -269,7 +269,8 @@ class Mirror(Holding):
     @property
     def is_time_to_speak(self) -> bool:
         """Whether this step should say what there is to say; what was computed can wait for the next one."""
-        return self.orders.presses or self._foresight.is_pace or self.spares.press
+        idle_return = bool(self._returned) and not self.live
+        return self.orders.presses or self._foresight.is_pace or self.spares.press or idle_return
 
     @property
     def has_orders(self) -> bool:
