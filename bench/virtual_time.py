@@ -90,8 +90,9 @@ class VirtualLink:
         until = self._server.clock.now if until is None else until
         while self._asked and self._asked[0][0] <= until:
             moment, request = self._asked.popleft()
-            for answer in self._core.receive(request):
-                self._answered.append((moment + self._server.round_trip / 2, answer))
+            answers: list[pb.SessionResponse] = []
+            self._core.receive(request, answers.append)
+            self._answered.extend((moment + self._server.round_trip / 2, answer) for answer in answers)
 
 
 @dataclass(frozen=True, slots=True)
