@@ -175,12 +175,13 @@ int octavo_matrix_multiply(const void* matrix, const float* x, int64_t rows, flo
     });
 }
 
-int octavo_attend(const octavo_batch* batch, const octavo_cache* cache, int64_t layer, int64_t heads, float scale,
-                  const float* queries, const float* keys, const float* values, float* output) {
+int octavo_attend(const octavo_batch* batch, const octavo_cache* cache, int32_t activations, int64_t layer,
+                  int64_t heads, float scale, const float* queries, const float* keys, const float* values, float* output) {
     return guarded(-1, [&](Library& shared) {
         const Sequences sequences = sequences_of(*batch);
         const int64_t kv_width = cache->kv_heads * cache->head_dim;
         AttentionArgs args = layer_args(*cache, layer, heads, scale);
+        args.activations = static_cast<Activations>(activations);
         args.queries = queries;
         args.output = output;
         args.query_stride = args.output_stride = heads * cache->head_dim;

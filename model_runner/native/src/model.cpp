@@ -73,6 +73,7 @@ void Model::forward(Pool& pool, const octavo_batch& batch, const octavo_cache& c
     for (int64_t index = 0; index < facts_.layers; ++index) {
         before_attention(pool, batch, index);
         AttentionArgs args = layer_args(cache, index, facts_.heads, scale);
+        args.activations = static_cast<Activations>(facts_.activations);
         args.queries = qkv_.data();
         args.query_stride = qkv_width();
         args.output = attended;
