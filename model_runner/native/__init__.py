@@ -123,7 +123,7 @@ _SIGNATURES: dict[str, tuple[type | None, list]] = {
     "octavo_matrix_multiply": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
     "octavo_attend": (
         c_int32,
-        [POINTER(CBatch), POINTER(CCache), c_int32, c_int64, c_int64, c_float, c_void_p, c_void_p, c_void_p, c_void_p],
+        [POINTER(CBatch), POINTER(CCache), c_int64, c_int64, c_float, *[c_void_p] * 4, c_int32],
     ),
     "octavo_model_new": (c_void_p, [POINTER(CModel)]),
     "octavo_model_free": (None, [c_void_p]),
@@ -360,11 +360,11 @@ def attend(
         "octavo_attend",
         byref(batch),
         byref(cached),
-        ACTIVATIONS.index(activations),
         layer,
         heads,
         scale,
         *(each.data_ptr() for each in (rows, new_keys, new_values, output)),
+        ACTIVATIONS.index(activations),
     )
     return output
 

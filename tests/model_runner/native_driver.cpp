@@ -152,8 +152,8 @@ public:
         batch.slots = slots.data();
         std::vector<float> output(queries.size());
         const float scale = 1.0f / std::sqrt(static_cast<float>(s_.head_dim));
-        const int done = octavo_attend(&batch, &cache_, 0, 0, kHeads, scale, queries.data(), keys.data(), values.data(),
-                                       output.data());
+        const int done = octavo_attend(&batch, &cache_, 0, kHeads, scale, queries.data(), keys.data(), values.data(),
+                                       output.data(), 0);
         expect(done == 0, "attend");
         return output;
     }

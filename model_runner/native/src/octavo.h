@@ -74,8 +74,9 @@ struct octavo_cache {
 // Writes a step's keys and values [T, kv heads, head dim] to one layer's slots, then attends: output and queries are
 // [T, heads, head dim]. Of the batch, what is about sequences and slots is read. activations: as for matrices; int8 lets
 // queries and weights be rounded to bfloat16 where the cache is.
-OCTAVO_API int octavo_attend(const octavo_batch* batch, const octavo_cache* cache, int32_t activations, int64_t layer,
-                             int64_t heads, float scale, const float* queries, const float* keys, const float* values, float* output);
+OCTAVO_API int octavo_attend(const octavo_batch* batch, const octavo_cache* cache, int64_t layer, int64_t heads,
+                             float scale, const float* queries, const float* keys, const float* values, float* output,
+                             int32_t activations);
 
 // One layer: matrices by their handles, norms and biases as floats. qkv stacks q, k and v; gate_up gate and up.
 struct octavo_layer {
