@@ -91,6 +91,8 @@ class SessionBooks:
         """Blocks for all tokens of a new sequence; None while the pool is too full, or the KV manager away or late."""
         session = self._session
         session.pump()
+        if session.mirror.is_hopeless(request):
+            return None
         outcome = self._admit(session, request)
         if isinstance(outcome, Refused) and outcome.reason == POOL_SHORT and session.mirror.return_lease():
             outcome = self._admit(session, request)
@@ -170,7 +172,8 @@ class SessionBooks:
         """Says what a step has to say, and asks for the room that the next ones will need."""
         session = self._session
         session.pump()
-        session.mirror.step(asks=not session.is_late)
+        session.punctuality.note_step(self._clock())
+        session.mirror.step(asks=not session.is_late, prompt=session.punctuality.is_good)
         if session.mirror.is_time_to_speak:
             session.send()
         if self._waited:
@@ -221,12 +224,12 @@ class SessionBooks:
     def _begin(self, facts: PoolFacts) -> Session:
         spec = spec_to_wire(self._cache.spec(facts))
         caches = self._cache.index is not IndexKind.NONE
-        mirror = Mirror(facts.num_blocks, facts.block_size, caches=caches)
+        mirror = Mirror(facts.num_blocks, facts.block_size, lease_blocks=self._lease_blocks, caches=caches)
         mirror.tap = self._tap
         return Session(
             self._dial,
             mirror,
-            pb.SessionOpen(pool_id=self._pool_id, spec=spec, lease_blocks=self._lease_blocks),
+            pb.SessionOpen(pool_id=self._pool_id, spec=spec),
             self._limits,
             self._watch,
             self._clock,
