@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ class NoAttention(AttentionBackend):
     def run(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         return queries
 
-    def _slots(self, cache: torch.Tensor, block: int, num_tokens: int) -> torch.Tensor:
+    def _slots(self, cache: torch.Tensor, blocks: torch.Tensor, slots: torch.Tensor) -> Any:
         raise NotImplementedError
 
 
