@@ -184,9 +184,9 @@ class FlashInferAttention(GpuAttention):
 
     def _plan_wrapper(self, wrapper: Any, pages: Pages) -> Run:
         wrapper.plan(
-            pages.indptr,
+            self._locked(pages.indptr),
             self._on_device(pages.indices),
-            pages.last_page_len,
+            self._locked(pages.last_page_len),
             *self._sizes,
             **self._options(),
         )
@@ -195,10 +195,10 @@ class FlashInferAttention(GpuAttention):
 
     def _plan_prefill(self, wrapper: Any, pages: Pages, *, causal: bool) -> Run:
         wrapper.plan(
-            pages.query_indptr,
-            pages.indptr,
+            self._locked(pages.query_indptr),
+            self._locked(pages.indptr),
             self._on_device(pages.indices),
-            pages.last_page_len,
+            self._locked(pages.last_page_len),
             *self._sizes,
             causal=causal,
             **self._options(),
@@ -228,8 +228,9 @@ class FlashInferAttention(GpuAttention):
         return shared if shared * self.shape.block_size >= CASCADE_TOKENS else 0
 
     def _decode_wrapper(self, **options: Any) -> Any:
+        # Its own choice can be cuDNN, whose plan reads the pages on the host, which would wait for the device.
         return self._api.BatchDecodeWithPagedKVCacheWrapper(
-            self._workspace, "NHD", use_tensor_cores=wants_tensor_cores(self.shape), **options
+            self._workspace, "NHD", use_tensor_cores=wants_tensor_cores(self.shape), backend="fa2", **options
         )
 
     def _replayed_of(self, sequences: int, width: int) -> _Replayed:
@@ -271,6 +272,10 @@ class FlashInferAttention(GpuAttention):
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return to_device(tensor, self.shape.device)
+
+    def _locked(self, tensor: Tensor) -> Tensor:
+        """The tensor on the host, where a plan reads it; and copies it to the device, which nobody waits for."""
+        return tensor.pin_memory() if self.shape.device.type == "cuda" else tensor
 
     def _await_plan(self) -> None:
         """FlashInfer's plans lie in page-locked memory that the next plan writes: the last one must be copied first."""

@@ -24,7 +24,7 @@ from model_runner.attention.nhd import GpuAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.triton import TritonAttention
 from model_runner.config import ModelConfig
-from model_runner.decode_graphs import DecodeGraphs
+from model_runner.decode_graphs import CudaCapture, DecodeGraphs
 from model_runner.device_copies import CudaLane
 from model_runner.device_memory import CudaDevice, measure
 from model_runner.executor import TorchExecutor
@@ -34,6 +34,7 @@ from model_runner.steps import InlineSteps, Launched, StepOrder, StepResult, Ste
 from model_runner.stream_steps import StreamSteps
 from tests.model_runner import gpu_doubles
 from tests.model_runner.fake_card import CARD, CPU, Card, CardTensor, why_not
+from tests.model_runner.fake_cuda import CudaCard
 from tests.model_runner.step_modes import StepMode
 from tests.model_runner.test_async_steps import Load, drawn_load, play
 
@@ -108,7 +109,8 @@ class _Launcher:
 
 
 def api_on(card: Card) -> SimpleNamespace:
-    """The double of FlashInfer on what the card holds. Its plans take offsets on the host, and pages on the card."""
+    """The double of FlashInfer on what the card holds. Its plans take offsets on the host, and pages on the card, and
+    copy all of them to the card."""
 
     def wrapper(kind: Any) -> Any:
         def make(workspace: Tensor, layout: str, **options: Any) -> SimpleNamespace:
@@ -125,6 +127,8 @@ def api_on(card: Card) -> SimpleNamespace:
             assert on_card == [False] * (len(tensors) - 2) + [True, False], (
                 "offsets belong on the host, pages on the GPU"
             )
+            for each in tensors:
+                each.to(CARD, non_blocking=True)
             made.plan(*[each.held if isinstance(each, CardTensor) else each for each in args], **options)
 
         return plan
@@ -157,9 +161,12 @@ class Rig:
         )
         model = Decoder(config, RandomWeights(config, dtype, CPU), dtype, device)
         backend = _backend(name, self.shape, card)
-        capture = _played_again if card is None else card.capture
+        capture = _played_again if card is None else CudaCapture()
         made = DecodeGraphs(model, backend, MAX_SEQUENCES, NUM_BLOCKS, capture) if graphs else None
         self.executor = TorchExecutor(model, backend, BLOCK_SIZE, device, made)
+        self.executor.capture_graphs()
+        if card is not None:
+            torch.cuda.synchronize(CARD)
 
 
 def _played_again(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -182,8 +189,8 @@ def _backend(name: str, shape: AttentionShape, card: Card | None) -> AttentionBa
 
 
 @pytest.fixture
-def card() -> Iterator[Card]:
-    with Card() as card:
+def card() -> Iterator[CudaCard]:
+    with CudaCard() as card:
         yield card
 
 
