@@ -191,7 +191,7 @@ class TestTrial:
 
     @pytest.mark.parametrize("size", [8, 16, 32, 64, 128, 256])
     def test_all_that_flashinfer_compiles_is_compiled(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its decode, its prefill for up to 64 tokens and for more, and its merge of a prefix with what is behind it."""
+        """Its decode, its prefill for up to 64 tokens and for more, and its merge of two parts."""
         planned, merged = [], []
 
         class Prefill(gpu_doubles.flashinfer.BatchPrefillWithPagedKVCacheWrapper):

@@ -28,7 +28,7 @@ from model_runner.decode_graphs import CudaCapture, DecodeGraphs
 from model_runner.device_copies import CudaLane
 from model_runner.device_memory import CudaDevice, measure
 from model_runner.executor import TorchExecutor
-from model_runner.largest_step import run_largest_step
+from model_runner.largest_step import StepBounds, run_largest_step
 from model_runner.models.decoder import Decoder
 from model_runner.steps import InlineSteps, Launched, StepOrder, StepResult, Steps
 from model_runner.stream_steps import StreamSteps
@@ -262,7 +262,8 @@ def test_a_load(card: Card, name: str, dtype: torch.dtype, graphs: bool) -> None
 def test_no_step_takes_more_memory_than_the_largest(card: Card) -> None:
     """Two steps in flight, nuclei, log-probabilities of answers and of prompts are within what start measures."""
     rig = Rig("reference", torch.float32, card, False, replace(TINY, vocab_size=2048))
-    largest = partial(run_largest_step, rig.executor, CudaLane(CARD), BATCHED_TOKENS, MAX_SEQUENCES, BLOCK_SIZE)
+    bounds = StepBounds(BATCHED_TOKENS, MAX_SEQUENCES, BLOCK_SIZE, (NUM_BLOCKS - 1) * BLOCK_SIZE)
+    largest = partial(run_largest_step, rig.executor, CudaLane(CARD), bounds)
     memory = measure(CudaDevice(CARD), largest)
     torch.cuda.reset_peak_memory_stats(CARD)
     load = drawn_load(1)
