@@ -43,6 +43,8 @@ def allocate_cache(
     kind, refused, behind = type(choice.backend), choice.refused, choice.behind
     # What it has of the device goes before the cache comes.
     del choice
+    # Afterwards half of the cache may be there.
+    free = free_of(device)
     try:
         return Choice(kind(replace(shape, num_blocks=num_blocks)), refused, behind)
     except RuntimeError:
@@ -50,7 +52,7 @@ def allocate_cache(
         wanted = describe_bytes(num_blocks * memory.bytes_per_block)
         raise StartupError(
             f"No memory for {num_blocks} KV blocks of {describe_bytes(memory.bytes_per_block)} each, {wanted} in all"
-            f"{free_of(device)}; give fewer by --num-blocks or --kv-cache-memory."
+            f"{free}; give fewer by --num-blocks or --kv-cache-memory."
         ) from None
 
 
@@ -59,6 +61,7 @@ def free_of(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
     memory = CudaDevice(device)
+    memory.start_over()
     return f", where {describe_bytes(memory.free())} of {describe_bytes(memory.total())} are free"
 
 

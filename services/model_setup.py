@@ -258,7 +258,9 @@ def _device(name: str) -> torch.device:
         raise StartupError(f"--device {name!r} is no device; use auto, cpu, cuda or cuda:N.") from None
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
         raise StartupError(f"--device {name!r} is not there; this torch has {'cuda, ' * torch.cuda.is_available()}cpu.")
-    if device.index is not None:
+    if device.type == "cuda":
+        # With its number it is the same device to whoever compares.
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)
     return device
 

@@ -175,6 +175,9 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+BFLOAT16_CAPABILITY = (8, 0)
+
+
 def lacks(device: torch.device, least: tuple[int, int]) -> str | None:
     """What a GPU lacks of a compute capability, in a phrase; None when nothing."""
     has = torch.cuda.get_device_capability(device)

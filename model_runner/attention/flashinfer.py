@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_runner.attention.backend import AttentionShape, lacks, name_of, stored
+from model_runner.attention.backend import BFLOAT16_CAPABILITY, AttentionShape, lacks, name_of, stored
 from model_runner.attention.nhd import GpuAttention
 from model_runner.attention.pages import Pages, num_common_blocks, num_shared_blocks, pages_of, prefix_pages
 from model_runner.batch import StepBatch
@@ -30,7 +30,6 @@ CASCADE_TOKENS = 512
 CASCADE_INSTEAD_OF_GRAPH = 8 << 30
 """Bytes of K/V that need not be read, from which on it is worth launching a step's kernels one by one: milliseconds."""
 _LEAST_CAPABILITY = (7, 5)
-_BFLOAT16_CAPABILITY = (8, 0)
 
 Cache = tuple[Tensor, Tensor]
 Run = Callable[..., Tensor]
@@ -108,7 +107,7 @@ class FlashInferAttention(GpuAttention):
         if shape.head_dim not in HEAD_DIMS:
             return f"its kernels have heads of {', '.join(map(str, HEAD_DIMS))} dimensions, not {shape.head_dim}"
         is_cuda = shape.device.type == "cuda"
-        return lacks(shape.device, _BFLOAT16_CAPABILITY) if is_cuda and shape.query_dtype is torch.bfloat16 else None
+        return lacks(shape.device, BFLOAT16_CAPABILITY) if is_cuda and shape.query_dtype is torch.bfloat16 else None
 
     def plan(self, batch: StepBatch) -> None:
         self._await_plan()
