@@ -107,6 +107,8 @@ class Card(TorchDispatchMode):
         self._given = self._done = 0
         self._products = self._products_done = 0
         self._may_wait = True
+        self.uploads: list[tuple[tuple[int, ...], torch.dtype, bool]] = []
+        """Of all copies from the host: what was copied, and whether nobody waited for it."""
         self._owners: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
         self.bytes = self.most_bytes = 0
@@ -244,6 +246,8 @@ class Card(TorchDispatchMode):
         host = source if is_upload else target
         non_blocking = kwargs.get("non_blocking", False) or any(each is True for each in args[1:])
         is_awaited = host is None or not (non_blocking and self._is_pinned(host))
+        if is_upload:
+            self.uploads.append((tuple(host.shape), host.dtype, not is_awaited))
         if is_awaited:
             self._wait(f"{name} {'from' if is_upload else 'to'} memory that is not page-locked, or that is waited for")
         copied = function(*_held(args), **_held(kwargs))
