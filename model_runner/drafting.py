@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from model_runner.books import KvBooks
 from model_runner.prompt_lookup import PromptLookup
-from model_runner.scheduler import SchedulerLimits
+from model_runner.scheduler_limits import SchedulerLimits
 from model_runner.sequence import Sequence
 from model_runner.step_plan import StepPlan
 

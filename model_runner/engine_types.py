@@ -12,7 +12,7 @@ from torch import Tensor
 from model_runner.batch import BatchEntry
 from model_runner.books import CopyOrder, PoolFacts
 from model_runner.request import Chunk
-from model_runner.scheduler import SchedulerLimits
+from model_runner.scheduler_limits import SchedulerLimits
 
 
 class DuplicateRequest(Exception):

@@ -213,7 +213,8 @@ class ModelRunnerSettings(RunnerServerSettings):
         None,
         ge=0,
         le=MAX_BLOCKS,
-        description="Spare blocks that the runner has at hand, for when the KV manager is late or away.",
+        description="Spare blocks that the runner has at hand at most, for when the KV manager is late or away: half a "
+        "block for each sequence, and none where blocks are scarce.",
         json_schema_extra={"shown_default": "half of --max-sequences, 16 at least, and 1/16 of the pool at most"},
     )
     device: str = Field("auto", min_length=1, description="Where the model runs: auto, cpu, cuda or cuda:N.")

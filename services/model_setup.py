@@ -27,7 +27,7 @@ from model_runner.models.decoder import Decoder
 from model_runner.models.native import NativeDecoder
 from model_runner.sampling_choice import SamplerChoice, choose_sampler
 from model_runner.sampling_device import Sampler
-from model_runner.scheduler import SchedulerLimits
+from model_runner.scheduler_limits import SchedulerLimits
 from model_runner.steps import InlineSteps, Steps, WorkerSteps
 from model_runner.stream_steps import StreamSteps
 from model_runner.tokenizer import Tokenizer

@@ -170,7 +170,8 @@ class SessionBooks:
         """Says what a step has to say, and asks for the room that the next ones will need."""
         session = self._session
         session.pump()
-        session.mirror.step(asks=not session.is_late)
+        session.punctuality.note_step(self._clock())
+        session.mirror.step(asks=not session.is_late, prompt=session.punctuality.is_good)
         if session.mirror.is_time_to_speak:
             session.send()
         if self._waited:
@@ -221,12 +222,12 @@ class SessionBooks:
     def _begin(self, facts: PoolFacts) -> Session:
         spec = spec_to_wire(self._cache.spec(facts))
         caches = self._cache.index is not IndexKind.NONE
-        mirror = Mirror(facts.num_blocks, facts.block_size, caches=caches)
+        mirror = Mirror(facts.num_blocks, facts.block_size, lease_blocks=self._lease_blocks, caches=caches)
         mirror.tap = self._tap
         return Session(
             self._dial,
             mirror,
-            pb.SessionOpen(pool_id=self._pool_id, spec=spec, lease_blocks=self._lease_blocks),
+            pb.SessionOpen(pool_id=self._pool_id, spec=spec),
             self._limits,
             self._watch,
             self._clock,

@@ -16,7 +16,7 @@ from kvmanager.runner_pool import RunnerPool
 from services import kv_wire as wire
 from services import session_wire
 from services.columns import from_column
-from services.session_orders import SessionOrders
+from services.session_orders import SessionOrders, checked_lease
 
 KEPT_ANSWERS: Final = 8
 """More than a runner has steps without an answer."""
@@ -131,17 +131,12 @@ class SessionCore:
             self.closed_sequences += self._manager.end_session(self.pool_id, self.epoch)
 
     def _open(self, request: pb.SessionOpen) -> list[pb.SessionResponse]:
-        if request.lease_blocks < 0:
-            raise InvalidArgument(
-                f"lease_blocks is {request.lease_blocks}; use 0 or more",
-                lease_blocks=request.lease_blocks,
-                field="open.lease_blocks",
-            )
+        lease_blocks = checked_lease(request.lease_blocks, "open.lease_blocks")
         pool_id, spec = wire.pool_id_of(request.pool_id), wire.spec_from_wire(request.spec)
         opening = self._manager.open_session(pool_id, spec, request.runner_id, restores=request.restores)
         self.pool_id, self.epoch = pool_id, opening.epoch
         self._counts.opened += 1
-        self._orders = SessionOrders(opening.epoch, request.lease_blocks)
+        self._orders = SessionOrders(opening.epoch, lease_blocks)
         if request.restores:
             self._restore = _Restore()
             return []

@@ -66,6 +66,8 @@ class SessionOrders:
         Raises InvalidArgument for what the runner can't mean; the orders before it are carried out then, unless it is
         a column that can't be read.
         """
+        if step.HasField("lease_blocks"):
+            self._lease_blocks = checked_lease(step.lease_blocks, "lease_blocks")
         orders = [_parsed(order) for order in step.orders]
         _check_admissions_last(orders)
         pool.give_back(list(from_column(step.returned_block_ids, "returned_block_ids")))
@@ -181,6 +183,13 @@ class SessionOrders:
         if handle in self._sequences:
             taken_by = self._sequences[handle].sequence_id
             raise InvalidArgument(f"handle {handle} is that of live sequence {taken_by!r} already", handle=handle)
+
+
+def checked_lease(blocks: int, field_name: str) -> int:
+    """The blocks that a runner wants to have at hand. Raises InvalidArgument for less than none."""
+    if blocks < 0:
+        raise InvalidArgument(f"lease_blocks is {blocks}; use 0 or more", lease_blocks=blocks, field=field_name)
+    return blocks
 
 
 def _unknown(handle: int) -> InvalidArgument:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,24 @@ settings.load_profile("ci" if os.environ.get("CI") else "desk")
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_what_forks_services() -> Iterator[None]:
+    yield
+    from tests.e2e.nursery import close_the_nursery
+
+    close_the_nursery()
+
+
 TESTS = Path(__file__).parent
 LONGEST_FIRST = (
-    *("e2e/test_soak.py", "e2e/test_fuzz.py", "e2e/test_kills.py", "e2e/test_golden.py", "e2e/test_commands.py"),
+    *("e2e/test_soak.py", "e2e/test_golden.py", "e2e/test_commands.py", "e2e/test_kills.py", "e2e/test_fuzz.py"),
     *("e2e/", "gateway/", "monitoring/", "helm/", "images/", "bench/", "services/soak/"),
     *("services/test_books_machine_over_grpc.py", "services/session/test_mirror_machine.py"),
-    *("kvmanager/test_books_machine.py", "model_runner/test_native_"),
+    *("kvmanager/test_books_machine.py", "model_runner/test_native_", "model_runner/test_deterministic.py"),
+    *("model_runner/test_steps_on_a_card.py", "model_runner/test_paged_golden.py"),
+    *("services/test_cli_kv.py", "services/test_model_setup.py", "kvmanager/test_adaptive.py"),
+    *("model_runner/test_decode_graphs.py", "kvmanager/test_planted_faults.py", "services/test_draining.py"),
 )
 """Files, or beginnings of their names: those that start processes, compilers or long searches for a fault."""
 

@@ -26,7 +26,7 @@ from model_runner.kv_memory import KvMemory
 from model_runner.loading import LoadedModel
 from model_runner.models.decoder import Decoder
 from model_runner.request import Chunk, GenerateRequest, StopConditions
-from model_runner.scheduler import SchedulerLimits
+from model_runner.scheduler_limits import SchedulerLimits
 from model_runner.validation import Limits
 from services.books_inprocess import InProcessBooks
 from services.model_setup import Setup

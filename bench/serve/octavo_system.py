@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,11 +37,15 @@ _PHASES = "octavo_runner_step_phase_seconds_sum"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The pool at one moment, in tokens: room in held blocks, stored by the books, and known of running requests."""
+    """The pool at one moment, in slots of held blocks: all; with K/V by the books; for tokens that there are; spare.
+
+    The newest token of an answer counts where its sequence has a slot for it: the step in flight writes it.
+    """
 
     reserved: int
     stored: int
     known: int
+    spare: int
 
 
 async def create(options: dict[str, Any]) -> OctavoSystem:
@@ -123,12 +127,15 @@ class OctavoSystem:
 
     async def _watch_pool(self, samples: list[Sample]) -> None:
         while True:
-            occupancy = (await self._kv.GetPool(kv_pb.GetPoolRequest())).occupancy
+            # The answers are some milliseconds apart.
             requests = await self._client.requests()
-            known = sum(_tokens_with_slots(each) for each in requests if each.sequence_ids)
-            # The two answers are some milliseconds apart.
+            listed = await self._kv.ListSequences(kv_pb.ListSequencesRequest(page_size=1000))
+            occupancy = (await self._kv.GetPool(kv_pb.GetPoolRequest())).occupancy
+            room = {each.sequence_id: each.num_blocks * BLOCK_SIZE for each in listed.sequences}
+            known = sum(tokens_with_slots(each, room) for each in requests)
             reserved = occupancy.reserved_tokens
-            samples.append(Sample(reserved, occupancy.stored_tokens, min(known, reserved)))
+            spare = occupancy.leased_blocks * BLOCK_SIZE
+            samples.append(Sample(reserved, occupancy.stored_tokens, min(known, reserved), spare))
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def _phase_seconds(self) -> dict[str, float]:
@@ -146,21 +153,23 @@ class OctavoSystem:
 def useful_shares(samples: Sequence[Sample]) -> dict[str, float]:
     """Shares of the slots of held blocks over time, by name; nothing where no block was held.
 
-    useful_share: slots for tokens that there are, whether computed yet or not. stored_share: those with K/V by the
-    books, which are told once a block, and so know up to a block less of each sequence than there is.
+    useful_share: slots for tokens that there are, whether computed yet or not. spare_share: those of spare blocks.
+    stored_share: those with K/V by the books, which are told once a block, and so know up to a block less of each
+    sequence than there is.
     """
     reserved = sum(each.reserved for each in samples)
     if not reserved:
         return {}
     return {
         "useful_share": sum(each.known for each in samples) / reserved,
+        "spare_share": sum(each.spare for each in samples) / reserved,
         "stored_share": sum(each.stored for each in samples) / reserved,
     }
 
 
-def _tokens_with_slots(request: runner_pb.RequestInfo) -> int:
-    """Of a running request of one choice: all but the newest one, which has no K/V before the next step."""
-    return request.prompt_tokens + max(0, request.output_tokens - 1)
+def tokens_with_slots(request: runner_pb.RequestInfo, room: Mapping[str, int]) -> int:
+    """Of a request of one choice: its tokens, as far as there is room for them. room: slots by sequence."""
+    return sum(min(request.prompt_tokens + request.output_tokens, room.get(each, 0)) for each in request.sequence_ids)
 
 
 def _free_port() -> int:

@@ -22,8 +22,9 @@ TRACE = Path(__file__).parents[2] / "tests" / "data" / "mooncake_conversation_tr
 MAX_MODEL_LEN = 1024
 """Tokens of a prompt and its answer, at most: what the peers are started with."""
 TRACE_REQUESTS = 200
-TRACE_SECONDS = 60
-"""Within which the requests of D arrive, on average."""
+TRACE_SECONDS = 20
+"""Within which the requests of D arrive, on average: faster than any of the systems serves them on two cores, so that
+somebody waits for room in the cache all along."""
 PROMPT_DIVISOR, OUTPUT_DIVISOR = 64, 6
 """The trace's lengths are those of a much larger machine: D has its distribution, in small."""
 SMALL_CACHE_TOKENS = 4096

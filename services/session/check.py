@@ -35,6 +35,8 @@ def _of_blocks(mirror: Mirror) -> list[str]:
     places = Counter([*counts, *mirror.lease, *mirror.cached.blocks])
     found = [f"block {block} is in {times} places" for block, times in places.items() if times > 1]
     wrong = [block for block, count in enumerate(mirror.counts) if count != counts[block]]
+    if mirror.held_blocks != len(counts):
+        found.append(f"{mirror.held_blocks} blocks are counted as held, and {len(counts)} are in tables")
     found += [f"block {block} counts {mirror.counts[block]} and is in {counts[block]} tables" for block in wrong]
     if places[0]:
         found.append("the null block is held")

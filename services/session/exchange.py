@@ -51,7 +51,12 @@ class Exchange:
         with self._lock:
             number = self._number + 1
             outgoing = mirror.take_orders(number)
-            self._post(pb.SessionStep(orders=outgoing.orders, returned_block_ids=outgoing.returned_block_ids), now)
+            step = pb.SessionStep(
+                orders=outgoing.orders,
+                returned_block_ids=outgoing.returned_block_ids,
+                lease_blocks=outgoing.lease_blocks,
+            )
+            self._post(step, now)
             return number
 
     def beat(self, now: float, seconds: float) -> None:

@@ -6,6 +6,8 @@ from services.session.held import Held
 
 AHEAD_STEPS = 2
 """Room is asked for so many steps before a sequence can need it, or sooner."""
+LATE_STEPS = 1
+"""The same where blocks are scarce and answers quick: what is granted sooner lies idle until then."""
 PACE_STEPS = 2
 """What does not press is said in every second step: a message costs either side more than what is in it."""
 
@@ -16,6 +18,8 @@ class Foresight:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._steps = 0
+        self.asks_late = False
+        """Room is asked for as late as it may be, in whichever step that is."""
         self._due: dict[int, list[Held]] = {}
 
     @property
@@ -34,8 +38,9 @@ class Foresight:
             return
         soonest = 1 if held.told - held.computed <= 1 and not held.promised else 2
         room = len(held.blocks) * self._block_size
-        due = self._steps + max(soonest, room + 1 - held.told - held.ahead + 1 - AHEAD_STEPS)
-        sooner = due - due % PACE_STEPS
+        ahead, pace = (LATE_STEPS, 1) if self.asks_late else (AHEAD_STEPS, PACE_STEPS)
+        due = self._steps + max(soonest, room + 1 - held.told - held.ahead + 1 - ahead)
+        sooner = due - due % pace
         held.due = sooner if sooner >= self._steps + soonest else due
         self._due.setdefault(held.due, []).append(held)
 

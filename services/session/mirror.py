@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
-from model_runner.books import Admission, AllocationRequest, CopyOrder, SequenceUpdate
+from model_runner.books import POOL_SHORT, Admission, AllocationRequest, CopyOrder, SequenceUpdate
 from services.columns import from_column, to_column
 from services.session.cached_tree import CachedBlock, CachedTree
 from services.session.foresight import Foresight
 from services.session.held import Held, Refused
 from services.session.orders import OrderBook, Outgoing
+from services.session.spares import Spares
 from services.session.tap import Glance, SequenceTap
 
 
@@ -32,7 +33,8 @@ class Mirror:
     report says all that came before.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, caches: bool = True) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, lease_blocks: int = 0, caches: bool = True) -> None:
+        """lease_blocks: spare ones, at most."""
         self.block_size = block_size
         self.caches = caches
         self.live: dict[str, Held] = {}
@@ -49,6 +51,11 @@ class Mirror:
         """Blocks that were taken from the lease."""
         self.tap: SequenceTap | None = None
         """Is told the tokens of every sequence, before the KV manager is."""
+        self.held_blocks = 0
+        """Blocks that live sequences hold; derived. Any thread may ask."""
+        self.spares = Spares(lease_blocks, num_blocks - 1, block_size)
+        self._forking = 0
+        """Live sequences that ask for no room ahead."""
         self._returned: list[int] = []
         self._handles = 0
         self._admitting: dict[int, Held] = {}
@@ -116,6 +123,8 @@ class Mirror:
         held = self._held(update.sequence_id)
         num_tokens = held.told + len(update.token_ids)
         missing = -(-num_tokens // self.block_size) - len(held.blocks)
+        if missing > 0:
+            self.spares.note_guess()
         return not held.copy_due and not held.forked and missing <= len(self.lease) // 2
 
     def truncate(self, sequence_id: str, num_tokens: int) -> None:
@@ -137,8 +146,7 @@ class Mirror:
             if self.speaks:
                 self.orders.truncate(held, num_tokens)
             held.cut_tokens(num_tokens)
-            for block in held.cut_blocks(num_blocks):
-                self.counts[block] -= 1
+            self._uncount(held.cut_blocks(num_blocks))
         self._foresight.plan(held)
 
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
@@ -200,13 +208,21 @@ class Mirror:
             self.orders.end([held], False)
 
     def return_lease(self) -> bool:
-        """Gives the spare blocks back before the next message's orders; false when there are none."""
-        self._returned += self.lease
-        self.lease = []
+        """Gives spare blocks back before the next message's orders, all that nobody is about to take.
+
+        False when there are none.
+        """
+        self._give_back(self.spares.spoken_for)
         return bool(self._returned)
 
-    def step(self, *, asks: bool = True) -> None:
-        """A step of the engine is scheduled: asks for the room that sequences will need soon, if it is time to."""
+    def step(self, *, asks: bool = True, prompt: bool = False) -> None:
+        """A step of the engine is scheduled: asks for the room that sequences will need soon, if it is time to.
+
+        Spare blocks that are not wanted any more go back. prompt: answers come within a step.
+        """
+        self.spares.step(len(self.live), self._forking, self.held_blocks)
+        self._give_back(self.spares.wanted)
+        self._foresight.asks_late = prompt and self.spares.are_scarce
         for held in self._foresight.step():
             if self.by_handle.get(held.handle) is not held:
                 continue
@@ -242,7 +258,8 @@ class Mirror:
             held.asked = number
         if askers:
             self._asked[number] = askers
-        return Outgoing(orders, to_column(returned), askers)
+        self.spares.told = self.spares.wanted
+        return Outgoing(orders, to_column(returned), self.spares.wanted, askers)
 
     def glance(self) -> Glance:
         """What is held, as another thread sees it: each part is of one moment, and not all of the same."""
@@ -253,11 +270,6 @@ class Mirror:
         )
 
     @property
-    def held_blocks(self) -> int:
-        """Blocks that live sequences hold. Any thread may ask."""
-        return len(self.counts) - self.counts.count(0)
-
-    @property
     def holds_something(self) -> bool:
         """Whether there is anything to report."""
         return bool(self.live or self.lease or self.cached.blocks)
@@ -265,11 +277,11 @@ class Mirror:
     @property
     def is_time_to_speak(self) -> bool:
         """Whether this step should say what there is to say; what was computed can wait for the next one."""
-        return self.orders.presses or bool(self._returned) or self._foresight.is_pace
+        return self.orders.presses or self._foresight.is_pace or self.spares.press
 
     @property
     def has_orders(self) -> bool:
-        return not self.orders.empty or bool(self._returned)
+        return not self.orders.empty or bool(self._returned) or self.spares.press
 
     def apply(self, answer: pb.SessionAnswer) -> None:
         """Takes over the answer to a message; they must come in order. Raises BrokenMirror."""
@@ -300,6 +312,8 @@ class Mirror:
         self.live.clear()
         self.by_handle.clear()
         self.counts = [0] * len(self.counts)
+        self.held_blocks = self._forking = 0
+        self.spares.forget()
         self.lease = []
         self.cached = CachedTree()
         self.copies = []
@@ -339,24 +353,39 @@ class Mirror:
         if self.speaks:
             self.orders.tell(held)
 
+    def _give_back(self, kept: int) -> None:
+        """Gives all spare blocks back but so many, with the next message."""
+        excess = max(0, len(self.lease) - kept)
+        self._returned += self.lease[:excess]
+        del self.lease[:excess]
+
     def _enter(self, held: Held) -> None:
         self.live[held.sequence_id] = held
         self.by_handle[held.handle] = held
+        self._forking += held.forks_often
 
     def _count(self, blocks: Iterable[int]) -> None:
         for block in blocks:
+            self.held_blocks += not self.counts[block]
             self.counts[block] += 1
+
+    def _uncount(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self.counts[block] -= 1
+            self.held_blocks -= not self.counts[block]
 
     def _leave(self, held: Held) -> None:
         """Its blocks are nobody's, or can still be hit; the beginning of the chain outlives its end."""
         del self.live[held.sequence_id], self.by_handle[held.handle]
+        self._forking -= held.forks_often
+        self.spares.note_end(held)
         self._untap([held])
         if held.promised:
             self._break_promise(held)
         full = min(held.computed, held.sound) // self.block_size if self.caches else 0
         for index in range(len(held.blocks) - 1, -1, -1):
             block = held.blocks[index]
-            self.counts[block] -= 1
+            self._uncount([block])
             if not self.counts[block] and index < full:
                 tokens = held.tokens[index * self.block_size : (index + 1) * self.block_size]
                 parent = held.blocks[index - 1] if index else 0
@@ -384,8 +413,7 @@ class Mirror:
                 self._grant(askers[handle], first, granted)
 
     def _grant(self, held: Held, first: int, granted: list[int]) -> None:
-        for block in held.blocks[first:]:
-            self.counts[block] -= 1
+        self._uncount(held.blocks[first:])
         held.blocks[first:] = granted
         self._count(granted)
         self.cached.discard_all(granted)
@@ -403,6 +431,7 @@ class Mirror:
         self.cached.discard_all(held.blocks[hits:])
         self._enter(held)
         self._count(held.blocks)
+        self.spares.note_start(held)
         self._foresight.plan(held)
         self._results[held.handle] = Admission(held.blocks[:], held.cached)
 
@@ -412,6 +441,8 @@ class Mirror:
         if admitting is not None:
             self._untap([admitting])
             self._results[refusal.handle] = refused
+            if refusal.reason == POOL_SHORT:
+                self.spares.note_refusal()
             return
         if refusal.handle in askers:
             askers[refusal.handle].refused = refused

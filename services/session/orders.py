@@ -19,6 +19,7 @@ class Outgoing:
 
     orders: list[pb.SessionOrder]
     returned_block_ids: bytes
+    lease_blocks: int
     askers: list[Held]
 
 

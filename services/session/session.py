@@ -17,6 +17,7 @@ from services.session.exchange import AnswersLost, Exchange
 from services.session.limits import SessionLimits
 from services.session.link import Dial, Link, LinkBroken
 from services.session.mirror import BrokenMirror, Mirror
+from services.session.punctuality import Punctuality
 from services.session.report import holdings
 
 _LASTING = frozenset({"POOL_DIFFERS"})
@@ -95,6 +96,7 @@ class Session:
         self.mirror = mirror
         self.limits = limits
         self.clock = clock
+        self.punctuality = Punctuality()
         self.why = "the KV manager was not asked yet"
         """Why the session is not up, in a sentence."""
         self._dial = dial
@@ -243,6 +245,7 @@ class Session:
         """Opens the pool, with a report when anything is held."""
         attempt.greeted, attempt.since = True, now
         self._opening.restores = self.mirror.holds_something
+        self._opening.lease_blocks = self.mirror.spares.told = self.mirror.spares.wanted
         attempt.link.send(pb.SessionRequest(open=self._opening))
         if self._opening.restores:
             for part in holdings(self.mirror):
@@ -259,6 +262,7 @@ class Session:
             case "answer" if attempt.exchange is not None:
                 for answer, seconds in attempt.exchange.take(response.answer, attempt.link.received_at):
                     self.mirror.apply(answer)
+                    self.punctuality.note_answer(seconds)
                     self._watch.on_round_trip(seconds)
             case "gap" if attempt.exchange is not None:
                 attempt.exchange.resend(response.gap.expected_number)

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import typer
+from octavo.runner.v1 import model_runner_pb2 as runner_pb
 from typer.testing import CliRunner
 
 from bench.serve.__main__ import serve
 from bench.serve.cpu import CpuMeter
 from bench.serve.driven import DrivenSystem, DriverFailed
-from bench.serve.octavo_system import Sample, useful_shares
+from bench.serve.octavo_system import Sample, tokens_with_slots, useful_shares
 from bench.serve.player import play
 from bench.serve.systems import SYSTEMS
 from bench.serve.workloads import Conversation, Turn, Workload, build
@@ -105,9 +106,16 @@ def test_an_answer_that_ends_early_is_an_error() -> None:
 
 
 def test_useful_shares_weigh_moments_by_what_is_reserved() -> None:
-    samples = [Sample(reserved=160, stored=80, known=150), Sample(reserved=40, stored=40, known=40), Sample(0, 0, 0)]
-    assert useful_shares(samples) == {"useful_share": 190 / 200, "stored_share": 120 / 200}
-    assert useful_shares([Sample(0, 0, 0)]) == {}
+    samples = [Sample(reserved=160, stored=80, known=134, spare=16), Sample(40, 40, 40, 0), Sample(0, 0, 0, 0)]
+    assert useful_shares(samples) == {"useful_share": 174 / 200, "spare_share": 16 / 200, "stored_share": 120 / 200}
+    assert useful_shares([Sample(0, 0, 0, 0)]) == {}
+
+
+def test_a_token_counts_when_its_sequence_has_a_slot_for_it() -> None:
+    request = runner_pb.RequestInfo(prompt_tokens=30, output_tokens=3, sequence_ids=["r/0"])
+    assert [tokens_with_slots(request, {"r/0": room}) for room in (32, 48)] == [32, 33]
+    assert tokens_with_slots(request, {}) == 0, "the KV manager does not know it any more"
+    assert tokens_with_slots(runner_pb.RequestInfo(prompt_tokens=30), {"r/0": 32}) == 0, "it waits"
 
 
 def test_own_cpu_time_is_not_foreign() -> None:

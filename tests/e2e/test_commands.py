@@ -193,7 +193,7 @@ class TestGenerate:
         assert len(done.stderr.splitlines()) == 1
 
     def test_nobody_there(self, tmp_path: Path) -> None:
-        done = run_octavo("generate", "a", "--address", f"unix:{tmp_path}/none.sock")
+        done = run_octavo("generate", "a", "--address", f"unix:{tmp_path}/none.sock", afresh=True)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
         assert "No model runner answers" in done.stderr
 
@@ -269,7 +269,7 @@ class TestUp:
     def test_serves_until_it_is_told_to_stop(self, tmp_path: Path) -> None:
         runner, books = f"127.0.0.1:{free_port()}", f"unix:{tmp_path}/kv.sock"
         arguments = ("--runner-address", runner, "--kv-address", books, "--block-size", "8", "--num-blocks", "64")
-        up = Process(tmp_path, "up", *arguments)
+        up = Process(tmp_path, "up", *arguments, afresh=True)
         wait_until("the hint", lambda: "octavo generate" in up.log, up)
         assert health_of(runner) == health_of(books) == SERVING
         done = run_octavo("generate", CLEAR["prompt"], "--max-tokens", "48", "--ignore-eos", "--address", runner)
@@ -292,14 +292,16 @@ class TestUp:
 
     def test_the_demo_streams_and_ends(self, tmp_path: Path) -> None:
         runner, books = f"unix:{tmp_path}/runner.sock", f"unix:{tmp_path}/kv.sock"
-        done = run_octavo("up", "--demo", "--once", "--runner-address", runner, "--kv-address", books)
+        done = run_octavo("up", "--demo", "--once", "--runner-address", runner, "--kv-address", books, afresh=True)
         assert done.returncode == 0, done.stderr
         assert re.search(r"\n\d+ prompt tokens, 0 cached, TTFT \d+ ms, \d+ tokens at [\d.]+ tokens/s\n", done.stdout)
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_one_service_that_ends_takes_the_other_along(self, tmp_path: Path, number: int) -> None:
         runner, books = f"unix:{tmp_path}/runner.sock", f"unix:{tmp_path}/kv.sock"
-        up = Process(tmp_path, "up", "--runner-address", runner, "--kv-address", books)
+        # A KV manager that is told to stop waits so long for its runner.
+        options = ("--num-blocks", "64", "--grace-seconds", "1")
+        up = Process(tmp_path, "up", "--runner-address", runner, "--kv-address", books, *options, afresh=True)
         wait_until("the hint", lambda: "octavo generate" in up.log, up)
         children = _children(up.process.pid)
         assert len(children) == 2
@@ -423,6 +425,7 @@ def test_ctrl_c_while_the_model_loads(tmp_path: Path) -> None:
         "model-runner",
         *("--kv-address", f"unix:{tmp_path}/kv.sock", "--runner-address", f"unix:{tmp_path}/runner.sock"),
         *("--runner-metrics-address", "127.0.0.1:0"),
+        afresh=True,
     )
     wait_until("the start", lambda: "model-runner starts" in runner.log, runner)
     runner.signal(signal.SIGINT)
@@ -438,7 +441,7 @@ def test_help_says_units_defaults_and_variables() -> None:
 
 
 def test_version() -> None:
-    assert re.fullmatch(r"octavo \d+\.\d+\.\d+\n", run_octavo("--version").stdout)
+    assert re.fullmatch(r"octavo \d+\.\d+\.\d+\n", run_octavo("--version", afresh=True).stdout)
 
 
 def test_a_closed_pipe_is_no_traceback(stack: Stack) -> None:

@@ -68,7 +68,7 @@ def assert_first_logits(item: dict[str, Any], chunk: Chunk) -> None:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("golden"), "--weights-dtype", "float32") as stack:
+    with running_stack(tmp_path_factory.mktemp("golden")) as stack:
         yield stack
 
 
@@ -93,10 +93,13 @@ class TestOneStack:
                 assert_golden(client, item, chunks)
 
     def test_with_the_prefix_cached(self, stack: Stack) -> None:
-        with stack.client() as client:
-            for item in ITEMS:
-                collect(client, item, 1)
-                chunks = collect(client, item)
+        def collect_twice(item: dict[str, Any]) -> list[Chunk]:
+            collect(client, item, 1)
+            return collect(client, item)
+
+        with stack.client() as client, ThreadPoolExecutor(4) as threads:
+            answers = list(threads.map(collect_twice, ITEMS))
+            for item, chunks in zip(ITEMS, answers, strict=True):
                 whole_blocks = (len(item["prompt_token_ids"]) - 1) // 16 * 16
                 assert chunks[-1].usage is not None
                 assert chunks[-1].usage.cached_tokens == whole_blocks
@@ -147,13 +150,14 @@ def test_other_ways_to_compute_it(tmp_path: Path, arguments: tuple[str, ...]) ->
     ("arguments", "env", "kernels"),
     [
         (("--async-steps", "on"), {}, "weights held as "),
+        (("--weights-dtype", "float32"), {}, "weights held as "),
         ((), {"OCTAVO_NATIVE_ISA": "scalar"}, "scalar, weights held as "),
         ((), {"OCTAVO_NATIVE": "0"}, "kernels: torch; OCTAVO_NATIVE=0 turns the CPU kernels off"),
     ],
-    ids=["as the file, steps planned ahead", "scalar", "off"],
+    ids=["as the file, steps planned ahead", "float32", "scalar", "off"],
 )
 def test_kernels(tmp_path: Path, arguments: tuple[str, ...], env: dict[str, str], kernels: str) -> None:
-    with running_stack(tmp_path, *arguments, **env) as stack, stack.client() as client:
+    with running_stack(tmp_path, *arguments, afresh=True, **env) as stack, stack.client() as client:
         assert stack.runner is not None
         if env.get("OCTAVO_NATIVE") == "0" or native.library() is not None:
             assert kernels in stack.runner.log

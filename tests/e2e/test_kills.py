@@ -9,7 +9,6 @@ from pathlib import Path
 
 from services.client import Client, OctavoError
 from services.client_retry import RetryPolicy
-from tests.e2e.nursery import nursery
 from tests.e2e.stack import (
     PATIENCE_SECONDS,
     SERVING,
@@ -128,12 +127,7 @@ def test_ten_kills_of_the_kv_manager_cost_no_request_no_token_and_no_block(tmp_p
 
 
 def test_ten_kills_of_the_runner_cost_only_what_had_begun_and_no_block(tmp_path: Path) -> None:
-    with (
-        nursery() as runners,
-        running_stack(tmp_path, *RUNNER) as stack,
-        ThreadPoolExecutor(REQUESTS) as threads,
-    ):
-        stack.nursery = runners
+    with running_stack(tmp_path, *RUNNER) as stack, ThreadPoolExecutor(REQUESTS) as threads:
         load = Load(stack, threads)
         epoch = stack.pool().epoch
         load.begin_batch()

@@ -16,7 +16,7 @@ GOOD = "all answers are right, the books are right, nothing is held"
 
 @pytest.mark.skipif("'not soak' not in config.option.markexpr", reason="the two minutes prove as much")
 def test_a_moment():
-    run = run_octavo("soak", "--minutes", "0.2", "--seed", "1", timeout=MOST_SECONDS)
+    run = run_octavo("soak", "--minutes", "0.2", "--seed", "1", timeout=MOST_SECONDS, afresh=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert GOOD in run.stdout
     assert "octavo soak --minutes 0.2 --seed 1\n" in run.stdout
@@ -26,7 +26,7 @@ def test_a_moment():
 def test_two_minutes():
     # At a desk each run is another one; its output begins with the seed that repeats it.
     seed = ("--seed", "1") if os.environ.get("CI") else ()
-    run = run_octavo("soak", "--minutes", "2", *seed, timeout=MOST_SECONDS)
+    run = run_octavo("soak", "--minutes", "2", *seed, timeout=MOST_SECONDS, afresh=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert GOOD in run.stdout
     assert re.match(r"octavo soak --minutes 2 --seed \d+\n", run.stdout)

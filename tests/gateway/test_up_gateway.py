@@ -36,6 +36,7 @@ def test_an_openai_client_is_served_until_ctrl_c(tmp_path: Path) -> None:
         *("--kv-address", f"unix:{tmp_path}/kv.sock", "--num-blocks", "64", "--num-threads", "1"),
         *("--auth-tokens", str(tokens), "--vllm-address", door, "--vllm-tenant", "web"),
         *("--runner-metrics-address", runner_metrics),
+        afresh=True,
     )
     wait_until("the gateway's address", lambda: f"at http://{gateway}/v1" in up.log, up)
     client = openai.OpenAI(base_url=f"http://{gateway}/v1", api_key="any", max_retries=0, timeout=120)

@@ -1,21 +1,35 @@
 """Proof that the machine finds planted faults of each known kind."""
 
+from functools import partial
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import kvmanager.pool
+from kvmanager.types import IndexKind
+from tests.kvmanager import test_partial_match as partial_match
+from tests.kvmanager import test_restore as restore
 from tests.kvmanager import test_rewind as rewind
+from tests.kvmanager import test_skip_cache_write as skip_cache_write
 from tests.kvmanager.books_machine import BooksMachine
 from tests.kvmanager.planted_faults import (
     FAULTS,
+    hit_evicted_in_the_same_call,
     names_lost_in_one_call_counted_once,
+    part_of_a_promised_block_copied,
+    partial_copy_left_out,
     pin_lost_to_a_rewound_holder,
     quota_not_counted_on_append,
     reader_publishes_what_was_withdrawn,
+    restored_cache_in_the_wrong_order,
+    restored_sequence_publishes_what_was_to_be_left_out,
     rewound_below_its_hits_publishes_in_their_place,
+    rewound_sequence_publishes_what_was_to_be_left_out,
 )
 from tests.kvmanager.test_books_machine import rewound_into_what_it_found
+from tests.kvmanager.test_pool import TestAllocate as Allocate
+from tests.kvmanager.test_promises import TestInsideABlock as InsideABlock
 from tests.kvmanager.test_promises import TestWithdrawn as Withdrawn
 from tests.kvmanager.test_retention import TestQuotas as Quotas
 
@@ -50,6 +64,21 @@ def test_the_machine_finds_a_planted_fault(plant, monkeypatch):
         (pin_lost_to_a_rewound_holder, rewind.test_a_pinned_block_is_not_rewritten_by_the_last_that_holds_it),
         (quota_not_counted_on_append, Quotas().test_more_than_the_quota_never_fits_and_more_than_is_left_waits),
         (reader_publishes_what_was_withdrawn, Withdrawn().test_who_had_hit_it_goes_on_and_publishes_nothing),
+        (hit_evicted_in_the_same_call, Allocate().test_a_hit_is_not_evicted_by_the_call_that_hits_it),
+        (part_of_a_promised_block_copied, InsideABlock().test_a_promised_block_is_no_source),
+        (partial_copy_left_out, partial_match.test_the_tokens_inside_a_block_are_copied_to_the_sequences_own),
+        (
+            rewound_sequence_publishes_what_was_to_be_left_out,
+            skip_cache_write.test_a_rewind_into_what_was_found_publishes_nothing_in_its_place,
+        ),
+        (
+            restored_sequence_publishes_what_was_to_be_left_out,
+            partial(skip_cache_write.test_restored_books_publish_what_was_found_and_nothing_else, IndexKind.HASH),
+        ),
+        (
+            restored_cache_in_the_wrong_order,
+            restore.test_cached_blocks_are_given_up_in_the_order_in_which_they_were_used,
+        ),
     ],
 )
 def test_a_rare_fault_shows_in_a_history_made_for_it(plant, history, monkeypatch):

@@ -144,12 +144,15 @@ class TestAllocate:
         assert pool.totals.queried_tokens == 48 + 32
 
     def test_a_hit_is_not_evicted_by_the_call_that_hits_it(self):
-        pool = pool_of(num_blocks=5)
-        prefill(pool, "old", COMMON)
-        end(pool, "old")
+        pool = pool_of(num_blocks=6)
+        for prompt in (COMMON, [7] * 32):
+            prefill(pool, "old", prompt)
+            end(pool, "old")
+        # None is free, and the hits were used the longest ago.
         allocation = pool.allocate("b", [*COMMON, 6])
         assert allocation.cached_tokens == 48
         assert len(set(allocation.block_ids)) == 4
+        assert pool.check().violations == ()
 
     def test_headroom_is_left_over(self):
         pool = pool_of(num_blocks=6)

@@ -53,4 +53,4 @@ def tiny_models() -> Path:
 @pytest.fixture
 def no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Admissions leave one block for each running sequence and no more, as when nothing is known of their lengths."""
-    monkeypatch.setattr("model_runner.scheduler.headroom", lambda running, *rest: len(list(running)))
+    monkeypatch.setattr("model_runner.entrance.headroom", lambda running, *rest: len(list(running)))

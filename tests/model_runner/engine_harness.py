@@ -13,7 +13,7 @@ from model_runner.engine import Engine
 from model_runner.engine_types import EngineOptions, EngineState, Executor, Failure
 from model_runner.observer import StepReport
 from model_runner.request import Chunk, FinishReason, GenerateRequest, SamplingParams, StopConditions, Usage
-from model_runner.scheduler import SchedulerLimits
+from model_runner.scheduler_limits import SchedulerLimits
 from model_runner.sequence import LiveRequest
 from model_runner.token_text import Tokenizer
 from services.books_inprocess import InProcessBooks

@@ -11,7 +11,8 @@ from model_runner.books import Admission, AllocationRequest, BlockGrant, PoolFac
 from model_runner.generation import Generation
 from model_runner.observer import SilentObserver
 from model_runner.request import FinishReason, GenerateRequest, StopConditions
-from model_runner.scheduler import Scheduler, SchedulerLimits
+from model_runner.scheduler import Scheduler
+from model_runner.scheduler_limits import SchedulerLimits
 from model_runner.sequence import LiveRequest, Sequence
 from model_runner.step_plan import StepPlan
 from services.books_inprocess import InProcessBooks

@@ -111,6 +111,8 @@ class Turned(Harness):
         with in_mode(mode):
             super().__init__(block_size=block_size, manager=manager, books=WatchedBooks(manager, watch), **options)
         self.watch = watch
+        # Nothing can come while the only thread sleeps.
+        self.engine._patience = lambda: 0.0
         self.engine._steps = self.engine._flights._steps = WatchedSteps(steps or mode.steps(self.executor), watch)
 
     def __enter__(self) -> Turned:

@@ -12,7 +12,7 @@ from model_runner.books import BlockGrant, CopyOrder, Growth, PoolFacts, Sequenc
 from model_runner.detokenizer import Detokenizer
 from model_runner.drafting import Drafter
 from model_runner.request import BeamSearch, GenerateRequest, StopConditions
-from model_runner.scheduler import SchedulerLimits
+from model_runner.scheduler_limits import SchedulerLimits
 from model_runner.sequence import LiveRequest
 from model_runner.sequence import Sequence as LiveSequence
 from model_runner.step_plan import StepPlan, Work

@@ -74,11 +74,11 @@ def loaded(request: pytest.FixtureRequest, layers: str) -> LoadedModel:
         ("native", "cpu", 128, 7),
         ("native", "cpu", 256, WHOLE),
         ("native", "reference", 32, 7),
-        ("torch", "cpu", 32, 7),
+        ("torch", "cpu", 32, 29),
         ("torch", "cpu_torch", 16, WHOLE),
-        ("torch", "cpu_torch", 8, 7),
+        ("torch", "cpu_torch", 8, 29),
         ("torch", "reference", 16, WHOLE),
-        ("torch", "reference", 8, 7),
+        ("torch", "reference", 8, 29),
     ],
 )
 def test_first_logits_of_all_prompts_side_by_side(
@@ -94,15 +94,21 @@ def test_first_logits_of_all_prompts_side_by_side(
         assert ours.logsumexp(dim=0).item() == pytest.approx(recorded["logsumexp"], abs=TOLERANCE)
 
 
-@pytest.mark.parametrize(("layers", "attention"), [("native", "cpu"), ("torch", "cpu_torch"), ("torch", "reference")])
+@pytest.mark.parametrize(
+    ("layers", "attention", "turns"), [("native", "cpu", 48), ("torch", "cpu_torch", 17), ("torch", "reference", 17)]
+)
 def test_greedy_tokens_when_the_recorded_ones_are_fed(
-    loaded: LoadedModel, golden_smollm2: list[dict[str, Any]], attention: str
+    loaded: LoadedModel, golden_smollm2: list[dict[str, Any]], attention: str, turns: int
 ) -> None:
-    """All answers decode in one batch, at lengths of their own; each recorded token is fed, whatever ours was."""
+    """All answers decode in one batch, at lengths of their own; each recorded token is fed, whatever ours was.
+
+    Plain torch takes ten times as long, and each answer begins a block within 17 tokens.
+    """
     prompts = [item["prompt_token_ids"] for item in golden_smollm2]
     paged = Paged(loaded, attention, 16, [item["prompt_token_ids"] + item["output_ids"] for item in golden_smollm2])
     logits = paged.prefill([len(prompt) for prompt in prompts])
-    for turn in range(len(golden_smollm2[0]["output_ids"])):
+    assert all(len(item["output_ids"]) == 48 for item in golden_smollm2)
+    for turn in range(turns):
         for item, best in zip(golden_smollm2, logits.argmax(dim=1).tolist(), strict=True):
             assert best == item["output_ids"][turn] or item["gaps"][turn] <= CLEAR_GAP
         logits = paged.step({index: (len(ids) + turn, len(ids) + turn + 1) for index, ids in enumerate(prompts)})

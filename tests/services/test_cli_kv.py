@@ -15,13 +15,13 @@ import pytest
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from services.kv_process import RunningKvManager
+from tests.e2e.stack import run_octavo
 from tests.services.kv_support import (
     WAIT_SECONDS,
     clean_environment,
     command,
     kv_settings,
     kv_stub,
-    run_command,
     running_kv_manager,
     scrape,
 )
@@ -40,7 +40,7 @@ def running(tmp_path: Path) -> Iterator[RunningKvManager]:
 
 
 def asked(running: RunningKvManager, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_command(*arguments, "--kv-address", running.address, "--pool", "p")
+    return run_octavo(*arguments, "--kv-address", running.address, "--pool", "p")
 
 
 def line_of_failure(done: subprocess.CompletedProcess[str]) -> str:
@@ -74,14 +74,14 @@ def test_pool_shows_how_it_is_kept_and_what_is_pinned_and_removed(running: Runni
         cache(stub, "kept", range(50, 62))
         stub.RemovePrefix(pb.RemovePrefixRequest(pool_id="kept", token_ids=range(50, 62)))
     arguments = ("pool", "--kv-address", running.address, "--pool", "kept")
-    shown = run_command(*arguments, COLUMNS="150").stdout
+    shown = run_octavo(*arguments, COLUMNS="150").stdout
     rows = [line.split() for line in shown.splitlines()]
     assert "index radix, names xxh3, eviction lru" in shown
     assert ["pinned", "2", "25.0%"] in rows
     assert ["blocks", "removed", "with", "their", "prefix", "3"] in rows
     assert ["looked", "up", "by", "the", "last", "2", "prompts", "20"] in rows
 
-    pool = json.loads(run_command(*arguments, "--json").stdout)
+    pool = json.loads(run_octavo(*arguments, "--json").stdout)
     kept = [pool["spec"][name] for name in ("prefix_index", "hash_algorithm", "eviction_policy")]
     assert kept == ["radix", "xxh3", "lru"]
     assert (pool["occupancy"]["pinned_blocks"], pool["totals"]["removed_blocks"]) == (2, 3)
@@ -111,8 +111,8 @@ class TestRemovePrefix:
         with kv_stub(running.address) as stub:
             cache(stub, "p", range(50, 58), salt="secret")
         arguments = ("remove-prefix", "--token-ids", "50,51,52,53", "--kv-address", running.address, "--pool", "p")
-        assert run_command(*arguments).stdout == "0 blocks forgotten.\n"
-        assert run_command(*arguments, "--json", **given).stdout == '{"removed_blocks": 2, "held_blocks": 0}\n'
+        assert run_octavo(*arguments).stdout == "0 blocks forgotten.\n"
+        assert run_octavo(*arguments, "--json", **given).stdout == '{"removed_blocks": 2, "held_blocks": 0}\n'
 
     def test_what_is_held_stays_and_the_exit_code_says_so(self, running: RunningKvManager) -> None:
         done = asked(running, "remove-prefix", "--token-ids", "0,1,2,3")
@@ -143,7 +143,7 @@ class TestQuota:
         assert asked(running, "quota", "secret").stdout == "2 blocks without a limit occupied: 0 held, 2 cached.\n"
         done = asked(running, "quota", "secret", "--max-blocks", "3")
         assert done.stdout == "2 of 3 blocks occupied: 0 held, 2 cached.\n"
-        again = run_command("quota", "--json", "--kv-address", running.address, "--pool", "p", OCTAVO_SALT="secret")
+        again = run_octavo("quota", "--json", "--kv-address", running.address, "--pool", "p", OCTAVO_SALT="secret")
         assert json.loads(again.stdout) == {"quota_blocks": 3, "held_blocks": 0, "cached_blocks": 2}
         assert "without a limit" in asked(running, "quota", "secret", "--max-blocks", "0").stdout
 
@@ -235,7 +235,7 @@ class TestEvents:
 
     def test_a_pool_that_is_not_there(self, running: RunningKvManager) -> None:
         for follow in ("--follow", "--no-follow"):
-            missing = run_command("events", follow, "--kv-address", running.address, "--pool", "nowhere")
+            missing = run_octavo("events", follow, "--kv-address", running.address, "--pool", "nowhere")
             assert "no pool 'nowhere' is open" in line_of_failure(missing)
 
 
@@ -309,13 +309,13 @@ def spoil(running: RunningKvManager) -> None:
 )
 def test_a_server_that_is_not_there(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     address = f"unix:{tmp_path}/nobody.sock"
-    line = line_of_failure(run_command(*arguments, "--kv-address", address))
+    line = line_of_failure(run_octavo(*arguments, "--kv-address", address))
     assert line == f"octavo: No KV manager answers at {address} (No such file or directory); is it running?\n"
 
 
 def test_what_the_kv_manager_does_not_know(running: RunningKvManager) -> None:
     assert "no live sequence 'zz'" in line_of_failure(asked(running, "sequence", "zz"))
-    missing = run_command("check", OCTAVO_KV_ADDRESS=running.address, OCTAVO_POOL_ID="nowhere")
+    missing = run_octavo("check", OCTAVO_KV_ADDRESS=running.address, OCTAVO_POOL_ID="nowhere")
     assert "no pool 'nowhere' is open" in line_of_failure(missing)
 
 
@@ -335,20 +335,20 @@ def test_the_kv_manager_serves_and_stops(tmp_path: Path) -> None:
 
 
 def test_start_up_errors_are_one_line(running: RunningKvManager, tmp_path: Path) -> None:
-    assert "another process serves" in line_of_failure(run_command("kv-manager", "--kv-address", running.address))
+    assert "another process serves" in line_of_failure(run_octavo("kv-manager", "--kv-address", running.address))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert "the port is in use" in line_of_failure(run_command("kv-manager", "--kv-address", port))
+        assert "the port is in use" in line_of_failure(run_octavo("kv-manager", "--kv-address", port))
         given = ("--kv-address", f"unix:{tmp_path}/k.sock", "--kv-metrics-address", port)
-        assert "Cannot serve metrics" in line_of_failure(run_command("kv-manager", *given))
+        assert "Cannot serve metrics" in line_of_failure(run_octavo("kv-manager", *given))
         assert not (tmp_path / "k.sock").exists()
-    assert "'loud' is refused" in line_of_failure(run_command("kv-manager", "--log-level", "loud"))
-    assert "no.yaml" in line_of_failure(run_command("kv-manager", OCTAVO_CONFIG=str(tmp_path / "no.yaml")))
-    assert "both --tls-cert and --tls-key" in line_of_failure(run_command("kv-manager", "--tls-cert", "c.pem"))
+    assert "'loud' is refused" in line_of_failure(run_octavo("kv-manager", "--log-level", "loud"))
+    assert "no.yaml" in line_of_failure(run_octavo("kv-manager", OCTAVO_CONFIG=str(tmp_path / "no.yaml")))
+    assert "both --tls-cert and --tls-key" in line_of_failure(run_octavo("kv-manager", "--tls-cert", "c.pem"))
 
 
 def test_help_says_units_defaults_and_variables() -> None:
-    done = run_command("kv-manager", "--help", COLUMNS="200")
+    done = run_octavo("kv-manager", "--help", COLUMNS="200")
     assert done.returncode == 0
     for expected in (
         "Seconds that calls may go on",

@@ -126,6 +126,23 @@ def test_blocks_that_are_given_back_serve_an_admission_and_the_lease_waits():
     assert talk.pool.occupancy().leased_blocks == 0
 
 
+def test_a_step_says_how_large_the_lease_is_to_be():
+    talk = Talk()
+    talk.open(lease=1)
+    assert talk.pool.occupancy().leased_blocks == 1
+
+    def lease_after(number: int, blocks: int | None) -> int:
+        answer = talk.say(pb.SessionRequest(step=pb.SessionStep(epoch=1, number=number, lease_blocks=blocks)))
+        assert answer is not None
+        return talk.pool.occupancy().leased_blocks
+
+    # What there is comes back by the runner's word alone; a step that says nothing leaves it at that.
+    assert [lease_after(1, 3), lease_after(2, 0), lease_after(3, None), lease_after(4, 5)] == [3, 3, 3, 5]
+    with pytest.raises(InvalidArgument, match="lease_blocks is -1; use 0 or more"):
+        lease_after(5, -1)
+    assert talk.pool.occupancy().leased_blocks == 5
+
+
 @pytest.mark.parametrize(
     ("order", "reason"),
     [

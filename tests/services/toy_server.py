@@ -18,7 +18,7 @@ from kvmanager import KvManager
 from model_runner.books import PoolFacts
 from model_runner.engine import Engine
 from model_runner.engine_types import EngineOptions, EngineState
-from model_runner.scheduler import SchedulerLimits
+from model_runner.scheduler_limits import SchedulerLimits
 from model_runner.tokenizer import Tokenizer
 from model_runner.validation import Limits
 from services.answering import Answering, ServedModel

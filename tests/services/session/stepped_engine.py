@@ -9,7 +9,7 @@ from model_runner.books import PoolFacts
 from model_runner.engine import RETRY_SECONDS, Engine
 from model_runner.engine_types import EngineOptions, EngineState, Failure
 from model_runner.request import Chunk, GenerateRequest, SamplingParams, StopConditions
-from model_runner.scheduler import SchedulerLimits
+from model_runner.scheduler_limits import SchedulerLimits
 from services.cache_options import DEFAULT_CACHE, CacheOptions
 from services.columns import from_column
 from services.session.check import violations

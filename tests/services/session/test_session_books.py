@@ -19,7 +19,9 @@ from services.session.check import violations
 from services.session.foresight import PACE_STEPS
 from services.session.limits import SessionLimits
 from services.session.link import LinkBroken
+from services.session.punctuality import STEPS
 from services.session.session import SessionState
+from services.session.spares import MIN_SPARES, SHORT_STEPS
 from services.session_books import SessionBooks
 from tests.services.session.bad_channel import FakeClock, FakeServer
 
@@ -346,6 +348,50 @@ def test_decode_speaks_in_every_second_step_and_never_waits() -> None:
     assert runner.server.manager.pool("default").check().violations == ()
 
 
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_scarce_blocks_are_asked_for_late_and_never_waited_for(is_quick: bool) -> None:
+    """Sequences that begin a block by turns, in a pool that they nearly fill: nobody has a block to spare.
+
+    One that knows t tokens has their blocks, ceil(t / 16), and the next one from the step on in which t is a multiple
+    of 16. Where answers take longer than steps it is there one step or two sooner.
+    """
+    size, steps = 16, 40
+    runner = Runner(lease=16, facts=PoolFacts(12 * 5 + 1, size, bytes_per_block=0, model_fingerprint="m"))
+    runner.server.latency = 0.001 if is_quick else 0.006
+    lengths = {f"s{number}": size + 1 + number for number in range(12)}
+    runner.flush(STEPS + 1)
+    for name, length in lengths.items():
+        admit(runner, name, length)
+    told = dict(lengths)
+    runner.flush()
+    pool = runner.server.manager.pool("default")
+    runner.waits.clear()
+    runner.clock.now += 0.01
+    for step in range(1, steps + 1):
+        news = [
+            SequenceUpdate(name, [7] * (length + step - told[name]), length + step - 1)
+            for name, length in lengths.items()
+            if (length + step - 1) % size == 0
+        ]
+        if news:
+            assert runner.books.append(news).stalled == frozenset()
+        told |= {each.sequence_id: lengths[each.sequence_id] + step for each in news}
+        runner.books.flush()
+        runner.clock.now += 0.01
+        # What the KV manager has answered by the end of the step.
+        runner.books._opened.pump()
+        # The first blocks were asked for before any were scarce.
+        for name, length in lengths.items() if step > size else ():
+            tokens = length + step
+            ahead = len(pool.live[name].blocks) - -(-tokens // size)
+            if is_quick:
+                assert ahead == (tokens % size == 0), (step, name, tokens)
+            else:
+                assert ahead >= (tokens % size == 0), (step, name, tokens)
+        assert len(pool.lease) == 0
+    assert runner.waits == []
+
+
 def test_an_end_is_said_at_once() -> None:
     for steps in range(PACE_STEPS):
         runner = Runner()
@@ -359,13 +405,27 @@ def test_an_end_is_said_at_once() -> None:
 
 def test_the_lease_is_given_back_for_an_admission_that_needs_it() -> None:
     runner = Runner(lease=8)
-    assert runner.books.status().lease_blocks == 8
+    assert runner.books.status().lease_blocks == MIN_SPARES
     assert len(admit(runner, "all", 32 * 4)) == 32
     runner.flush()
     assert runner.books.status().lease_blocks == 0
     runner.books.free([SequenceUpdate("all", [], 0)])
+    runner.flush(SHORT_STEPS + 2)
+    assert runner.books.status().lease_blocks == MIN_SPARES
+
+
+def test_the_lease_follows_the_sequences() -> None:
+    """Half a block for each of them; the KV manager and the runner agree on it."""
+    runner = Runner(lease=8, facts=PoolFacts(201, 4, bytes_per_block=0, model_fingerprint="m"))
+    for number in range(12):
+        admit(runner, str(number), 5)
     runner.flush(3)
-    assert runner.books.status().lease_blocks == 8
+    pool = runner.server.manager.pool("default")
+    assert (runner.books.status().lease_blocks, len(pool.lease)) == (6, 6)
+    runner.books.free([SequenceUpdate(str(number), [], 5) for number in range(12)])
+    runner.flush(3)
+    assert (runner.books.status().lease_blocks, len(pool.lease)) == (MIN_SPARES, MIN_SPARES)
+    assert pool.occupancy().held_blocks == MIN_SPARES
 
 
 def test_another_runner_takes_the_pool_and_keeps_it() -> None:

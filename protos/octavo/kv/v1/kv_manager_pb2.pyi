@@ -665,16 +665,18 @@ class CachedBlocks(_message.Message):
     def __init__(self, scope: _Optional[_Union[CacheScope, _Mapping]] = ..., block_ids: _Optional[bytes] = ..., parent_block_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class SessionStep(_message.Message):
-    __slots__ = ("epoch", "number", "orders", "returned_block_ids")
+    __slots__ = ("epoch", "number", "orders", "returned_block_ids", "lease_blocks")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     RETURNED_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     orders: _containers.RepeatedCompositeFieldContainer[SessionOrder]
     returned_block_ids: bytes
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[SessionOrder, _Mapping]]] = ..., returned_block_ids: _Optional[bytes] = ...) -> None: ...
+    lease_blocks: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[SessionOrder, _Mapping]]] = ..., returned_block_ids: _Optional[bytes] = ..., lease_blocks: _Optional[int] = ...) -> None: ...
 
 class SessionOrder(_message.Message):
     __slots__ = ("progress", "end", "admit", "fork", "truncate")
