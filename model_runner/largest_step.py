@@ -6,7 +6,7 @@ to the one block that there is; what they are about means nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from model_runner.stream_steps import StreamSteps
 
 NUM_BLOCKS = 2
 """Blocks of the cache that it needs, the null block included."""
-_WIDE = {"temperature": MAX_TEMPERATURE, "top_p": 0.99, "min_p": 1e-3}
+_WIDE = SamplingParams(temperature=MAX_TEMPERATURE, top_p=0.99, min_p=1e-3)
 """A nucleus of nearly all tokens, for which whole rows are sorted."""
 
 
@@ -56,9 +56,9 @@ def run_largest_step(executor: TorchExecutor, lane: Lane, bounds: StepBounds) ->
     """Computes a step that the engine draws from, then steps in flight that draw themselves."""
     _run_alone(executor, bounds)
     if bounds.runs_ahead:
-        _run_ahead(StreamSteps(executor, lane), bounds, SamplingParams(**_WIDE, seed=0))
+        _run_ahead(StreamSteps(executor, lane), bounds, replace(_WIDE, seed=0))
         if bounds.sampler is not None:
-            _run_ahead(StreamSteps(executor, lane, bounds.sampler), bounds, SamplingParams(**_WIDE))
+            _run_ahead(StreamSteps(executor, lane, bounds.sampler), bounds, _WIDE)
 
 
 def largest_entries(bounds: StepBounds, *, all_logits: bool) -> list[BatchEntry]:
@@ -77,7 +77,7 @@ def _run_alone(executor: TorchExecutor, bounds: StepBounds) -> None:
     """Edits and draws as many rows as may be, and tells the log-probabilities of the draws and of all tokens."""
     logits = executor.execute(largest_entries(bounds, all_logits=True), [])
     edits = [_largest_edits(logits.shape[1], bounds.longest)] * bounds.draws
-    rows = _rows(SamplingParams(**_WIDE, seed=0), bounds.draws)
+    rows = _rows(replace(_WIDE, seed=0), bounds.draws)
     Draws(range(bounds.draws), rows, edits, [MAX_LOGPROBS] * bounds.draws).draw(logits)
     logprobs(logits, torch.zeros(len(logits), dtype=torch.int64), [MAX_LOGPROBS] * len(logits))
 
