@@ -6,7 +6,9 @@
 The first line makes an environment with vLLM 0.32.0 and only what its block manager imports; it takes about two
 minutes and 2 GB, so keep it outside of the repository. Without one, Octavo's side is measured alone.
 
-The two sides take turns, round by round, in a process each; a figure is the median of the rounds. What is compared:
+The two sides take turns, round by round, in a process each. A figure is the median of the rounds. "Faster" is the
+median of the ratios of two rounds that follow each other: a phase in which the machine is slow is one for both. What is
+compared:
 
 - take, release: BlockPool.get_new_blocks and free_blocks against the same primitives of kvmanager.blocks.
 - allocate, free: a prompt that is neither hashed nor looked up. vLLM's part begins with its Request, because that is
@@ -27,13 +29,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import tracemalloc
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import count, repeat
+from operator import truediv
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -44,11 +46,13 @@ from rich.table import Table
 
 import kvmanager.pool
 from bench.rounds import BLOCK_SIZE, Case, Figures, LocalSide, Side, Sizes, prompt, timed
+from bench.vllm_side import Skipped, VllmSide
 from kvmanager import Pool
 from kvmanager.blocks import BlockPool
-from kvmanager.types import Append, PoolSpec
+from kvmanager.types import Append, IndexKind, PoolSpec
 
-REPOSITORY = Path(__file__).parents[1]
+Samples = dict[str, defaultdict[str, list[float]]]
+"""The figures of each round, by side and line."""
 OURS, PEER = "octavo", "vllm"
 
 
@@ -83,6 +87,7 @@ LINES = (
     Line("check held", "check() of it, half held by {sequences:,} sequences", "ms", "< 50"),
     Line("bytes opened", "memory per block, opened pool of {warm_pool:,}", "bytes", "< 200"),
     Line("bytes warm", "memory per block, all cached", "bytes", "< 200"),
+    Line("bytes radix", "the same of the radix index", "bytes", "< 200"),
 )
 
 TIMES_FASTER = {"plain Python": "1.5 times", "compiled": "4 times"}
@@ -107,8 +112,8 @@ def release_blocks(books: BlockPool, blocks: list[int]) -> None:
     books.release(blocks[::-1])
 
 
-def open_pool(usable_blocks: int) -> Pool:
-    return Pool(PoolSpec(usable_blocks + 1, BLOCK_SIZE))
+def open_pool(usable_blocks: int, index: IndexKind = IndexKind.HASH) -> Pool:
+    return Pool(PoolSpec(usable_blocks + 1, BLOCK_SIZE, index=index))
 
 
 def publish(pool: Pool, token_ids: list[int], sequence_id: str = "prompt") -> tuple[float, float]:
@@ -225,13 +230,16 @@ def check(sizes: Sizes) -> Iterator[Figures]:
 
 def memory(sizes: Sizes) -> Iterator[Figures]:
     """Bytes per block that Python allocated for a pool, from tracemalloc."""
-    tracemalloc.start()
-    pool = open_pool(sizes.warm_pool)
-    opened, _ = tracemalloc.get_traced_memory()
-    fill(pool, sizes)
-    full, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    yield from repeat({"bytes opened": opened / sizes.warm_pool, "bytes warm": full / sizes.warm_pool})
+    figures: Figures = {}
+    for index, line in ((IndexKind.HASH, "bytes warm"), (IndexKind.RADIX, "bytes radix")):
+        tracemalloc.start()
+        pool = open_pool(sizes.warm_pool, index)
+        figures["bytes opened"] = tracemalloc.get_traced_memory()[0] / sizes.warm_pool
+        fill(pool, sizes)
+        figures[line] = tracemalloc.get_traced_memory()[0] / sizes.warm_pool
+        tracemalloc.stop()
+        del pool
+    yield from repeat(figures)
 
 
 CASES: dict[str, Case] = {
@@ -251,51 +259,9 @@ ALONE = {"fork", "check"}
 # The comparison.
 
 
-class Skipped(Exception):
-    """vLLM cannot be measured here; says why."""
-
-
-class VllmSide:
-    """bench.vllm_books in a process of its own, run by the interpreter of vLLM's environment. Raises Skipped."""
-
-    def __init__(self, venv: Path | None, sizes: Sizes) -> None:
-        if venv is None:
-            raise Skipped("no --vllm-venv was given")
-        python = venv / "bin" / "python"
-        if not python.exists():
-            raise Skipped(f"there is no {python}")
-        self._process = subprocess.Popen(
-            [python, "-m", "bench.vllm_books", json.dumps(asdict(sizes))],
-            cwd=REPOSITORY,
-            env={**os.environ, "VLLM_CONFIGURE_LOGGING": "0"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        if not (greeting := self._read()):
-            raise Skipped(f"vLLM's block manager does not start under {python}: see its message above")
-        self.versions: dict[str, str] = json.loads(greeting)
-
-    def round(self, case: str) -> Figures:
-        """The next round of a case. Raises RuntimeError when vLLM's process has ended."""
-        assert self._process.stdin is not None
-        print(case, file=self._process.stdin, flush=True)
-        if not (answer := self._read()):
-            raise RuntimeError(f"vLLM's process ended in the case {case!r}: see its message above")
-        figures: Figures = json.loads(answer)
-        return figures
-
-    def close(self) -> None:
-        self._process.communicate()
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
-
-
-def measure(sides: dict[str, Side], rounds: int) -> dict[str, Figures]:
-    """The medians of all lines by side. The sides take turns, and turns in going first."""
-    samples: dict[str, defaultdict[str, list[float]]] = {name: defaultdict(list) for name in sides}
+def measure(sides: dict[str, Side], rounds: int) -> Samples:
+    """All rounds of all lines by side. The sides take turns, and turns in going first."""
+    samples: Samples = {name: defaultdict(list) for name in sides}
     for case in CASES:
         names = [name for name in sides if name == OURS or case not in ALONE]
         for _ in range(rounds):
@@ -303,21 +269,23 @@ def measure(sides: dict[str, Side], rounds: int) -> dict[str, Figures]:
                 for line, figure in sides[name].round(case).items():
                     samples[name][line].append(figure)
             names.reverse()
-    return {name: {line: median(figures) for line, figures in lines.items()} for name, lines in samples.items()}
+    return samples
 
 
-def summarise(medians: dict[str, Figures], sizes: Sizes, faster: str) -> dict[str, Any]:
+def summarise(samples: Samples, sizes: Sizes, faster: str) -> dict[str, Any]:
     """The result as JSON: one entry for each line, the scalings, and every part of vLLM's lines.
 
     faster: the goal of the lines that vLLM has too.
     """
+    medians = {name: {line: median(figures) for line, figures in lines.items()} for name, lines in samples.items()}
     ours, peer = medians[OURS], medians.get(PEER, {})
     lines = []
     for line in LINES:
         entry: dict[str, Any] = {"line": line.title.format(**asdict(sizes)), "unit": line.unit, OURS: ours[line.key]}
         for column, key in ((PEER, line.key), ("vllm_default", f"{line.key} sha256")):
             if key in peer:
-                entry |= {column: peer[key], f"{column}_ratio": peer[key] / ours[line.key]}
+                ratios = map(truediv, samples[PEER][key], samples[OURS][line.key])
+                entry |= {column: peer[key], f"{column}_ratio": median(ratios)}
         lines.append(entry | {"goal": line.goal or (faster if PEER in entry else "")})
     scalings = {
         name: {side: figures[large] / figures[small] for side, figures in medians.items() if large in figures}
@@ -362,7 +330,7 @@ def run(venv: Path | None, rounds: int, sizes: Sizes) -> dict[str, Any]:
     except Skipped as reason:
         skipped = str(reason)
     try:
-        medians = measure(sides, rounds)
+        samples = measure(sides, rounds)
     finally:
         for side in sides.values():
             side.close()
@@ -374,7 +342,7 @@ def run(venv: Path | None, rounds: int, sizes: Sizes) -> dict[str, Any]:
         "vllm_skipped": skipped,
         "rounds": rounds,
         "load_average": os.getloadavg()[0],
-        **summarise(medians, sizes, TIMES_FASTER[build]),
+        **summarise(samples, sizes, TIMES_FASTER[build]),
     }
 
 

@@ -30,7 +30,6 @@ from model_runner.scheduler_limits import SchedulerLimits
 from model_runner.steps import StepOrder
 from model_runner.tokenizer import Tokenizer
 from services.config import ModelRunnerSettings, load_settings
-from services.logging import configure_logging
 from services.session.limits import SessionLimits
 from services.session.session import SilentWatch
 from services.session_books import SessionBooks
@@ -251,7 +250,6 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Plays workload D and says what the slots of held blocks were for."""
-    configure_logging("warning", "json")
     workload = build("D")
     time = StepTime(fixed_ms / 1e3, row_ms / 1e3)
     figures = report(workload, play(workload, time, round_trip_ms / 1e3, lease_blocks))

@@ -19,7 +19,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from kvmanager.ghosts import MOST_TURNS, MOST_USES, Ghosts, class_kept, remembered, turn_kept, uses_kept, waited
+from kvmanager.ghosts import MOST_TURNS, MOST_USES, TIMES, Ghosts, class_kept, remembered, turn_kept, uses_kept, waited
 from kvmanager.policy import EvictionPolicy
 from kvmanager.recency_guard import RecencyGuard
 from kvmanager.residency import Residency
@@ -41,8 +41,9 @@ class AdaptiveEviction(EvictionPolicy):
 
     # fmt: off
     __slots__ = (
-        "_epoch", "_ghosts", "_group_width", "_groups", "_guard", "_hand", "_heads", "_learned_at", "_model",
-        "_next_learning", "_now", "_period", "_room", "_runs", "_seen", "_tails", "_tick", "_unit", "_watched",
+        "_epoch", "_ghost_ages", "_ghosts", "_group_width", "_groups", "_guard", "_hand", "_heads", "_learned_at",
+        "_model", "_next_learning", "_now", "_period", "_room", "_runs", "_seen", "_tails", "_tick", "_unit",
+        "_watched",
     )
     # fmt: on
 
@@ -55,6 +56,8 @@ class AdaptiveEviction(EvictionPolicy):
         self._hand = 0
         self._unit = max(1, self._room // 16)
         self._tick = max(1, self._room // 64)  # of the ghosts and the guard
+        self._ghost_ages = bytes([age_bucket(ticks * self._tick // self._unit) for ticks in range(TIMES)])
+        """Age buckets by the ticks that a ghost has waited."""
         self._model = ReturnModel(self._unit)
         self._guard = RecencyGuard()
         self._group_width = max(1, self._room // GROUPS_PER_TURNOVER)
@@ -140,11 +143,19 @@ class AdaptiveEviction(EvictionPolicy):
             self._unlink(run)
         self.residency.evicted(run, names)
         end = len(run.blocks)
-        places = self._watched_places(run, end - len(blocks))
-        places.reverse()
-        for place in places:
-            self._watched[run.blocks[place]] = 0
-        self._leave_ghosts(run, [names[end - 1 - place] for place in places])
+        start, watched, gone = end - len(blocks), self._watched, list[bytes]()
+        later = _later_places(run.depth, start, end)
+        if later:
+            # Every so manieth from the last of them on, for the last of the chain goes first.
+            last = end - 1 - later[-1]
+            gone = names[last::WATCHED]
+            for block in blocks[last::WATCHED]:
+                watched[block] = 0
+        if start + run.depth < WATCHED - 1:
+            for place in reversed(self._early_places(run, start)):
+                watched[run.blocks[place]] = 0
+                gone.append(names[end - 1 - place])
+        self._leave_ghosts(run, gone)
         self._runs.shorten(run, len(blocks))
 
     def forget(self, block: int) -> None:
@@ -244,12 +255,8 @@ class AdaptiveEviction(EvictionPolicy):
         early = self._early_places(run, 0) if run.depth < WATCHED - 1 else []
         return len(early) + len(_later_places(run.depth, 0, len(run.blocks)))
 
-    def _watched_places(self, run: Run, start: int) -> list[int]:
-        """The places in a run, from `start` on, of the blocks that are watched."""
-        return [*self._early_places(run, start), *_later_places(run.depth, start, len(run.blocks))]
-
     def _early_places(self, run: Run, start: int) -> list[int]:
-        """Of these, those that are watched for their names."""
+        """The places in a run, from `start` on, of the blocks that are watched for their names."""
         blocks, watched = run.blocks, self._watched
         return [place for place in range(start, min(len(blocks), WATCHED - 1 - run.depth)) if watched[blocks[place]]]
 
@@ -257,8 +264,7 @@ class AdaptiveEviction(EvictionPolicy):
         return run.kind * AGES + age_bucket((self._now - run.stamp) // self._unit)
 
     def _ghost_cell(self, ghost: int) -> int:
-        age = waited(ghost, self._now // self._tick) * self._tick
-        return class_kept(ghost) * AGES + age_bucket(age // self._unit)
+        return class_kept(ghost) * AGES + self._ghost_ages[waited(ghost, self._now // self._tick)]
 
     def _leave_ghosts(self, run: Run, names: list[bytes]) -> None:
         """Watched blocks of a run are given up, in this order."""
@@ -286,18 +292,11 @@ class AdaptiveEviction(EvictionPolicy):
     def _count_waiting(self) -> None:
         """Counts a few of the blocks and ghosts that still wait for a use; all are once per half a turnover."""
         start, end = self._hand, self._hand + 2 * WATCHED
-        now, tick, unit = self._now // self._tick, self._tick, self._unit
-        cells = [
-            class_kept(ghost) * AGES + age_bucket(waited(ghost, now) * tick // unit)
-            for ghost in self._ghosts.some(start, end)
-        ]
-        block = self._watched.find(1, start, end)
-        while block >= 0:
-            run = self._runs.of(block)
+        counts = self._model.counting
+        self._ghosts.count(start, end, self._now // self._tick, self._ghost_ages, counts)
+        for run in self._runs.some(start, end, self._watched):
             if run.cached:
-                cells.append(self._cell(run))
-            block = self._watched.find(1, block + 1, end)
-        self._model.count_waiting(cells)
+                counts[self._cell(run)] += 1
         self._hand = end
         if end >= len(self._watched):
             self._hand = 0

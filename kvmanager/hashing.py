@@ -141,6 +141,10 @@ class HashChain:
         return self._scope
 
     @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    @property
     def names_may_collide(self) -> bool:
         """Whether somebody can find two contents of one name."""
         return self._algorithm is HashAlgorithm.XXH3
@@ -192,8 +196,11 @@ class HashChain:
 
         Of a block that isn't full, the tokens there are.
         """
-        start = block_index * self._block_size
-        return self.keys(block_index) + self.token_ids[start : start + self._block_size].tobytes()
+        return self.keys(block_index) + self.tokens(block_index, block_index + 1)
+
+    def tokens(self, first: int, last: int) -> bytes:
+        """The tokens of the blocks first..last-1, as far as there are any, 4 bytes each, the lowest first."""
+        return _little_endian(self.token_ids[first * self._block_size : last * self._block_size])
 
     def adopt(self, names: list[bytes]) -> None:
         """Takes names that are known to be those of the first blocks, when none is computed yet."""

@@ -203,6 +203,7 @@ class PrefixIndex(ABC):
         left, parent = len(blocks), NO_BLOCK
         while left and branch is not None:
             end = branch.blocks
+            self._leaving(branch, min(left, len(end)))
             if left < len(end):
                 del end[len(end) - left :]
                 parent = end[-1]
@@ -318,6 +319,10 @@ class PrefixIndex(ABC):
             stem.sprouts += 1
         branch = self._heads[name] = Branch(run, depth, stem)
         return branch
+
+    def _leaving(self, branch: Branch, count: int) -> None:
+        """The last `count` blocks of a branch, or all, are taken out next: for an index that keeps more of them."""
+        return
 
     def _hand_over(self, owner: int, heir: int) -> None:
         branch = self._branches[heir] = self._branches[owner]

@@ -56,7 +56,8 @@ class Residency:
     def __init__(self, num_blocks: int, clock: Clock = no_time) -> None:
         self._clock = clock
         self._seed = 1
-        self._gone: dict[bytes, float] = {}
+        self._gone: dict[bytes, tuple[float, int]] = {}
+        """When the remembered blocks were given up, and the index of each in its chain."""
         self.sampled = max(1, TURNOVERS * num_blocks // REMEMBERED)
         self._skip = self._next_gap()
         self.lifetime = Durations()
@@ -67,11 +68,8 @@ class Residency:
     def stored(self, run: Run, names: list[bytes]) -> None:
         """The blocks of a run have new content, found under `names`."""
         run.born = run.idle_since = now = self._clock()
-        if self._gone and not self._gone.keys().isdisjoint(names):
-            for name in names:
-                since = self._gone.pop(name, None)
-                if since is not None:
-                    self.missed.observe(now - since, self.sampled)
+        for name in self._back(names, run.depth):
+            self.missed.observe(now - self._gone.pop(name)[0], self.sampled)
 
     def idled(self, runs: list[Run]) -> None:
         """Nobody holds the blocks of some runs any more."""
@@ -88,15 +86,24 @@ class Residency:
         now = self._clock()
         self.lifetime.observe(now - run.born, len(names))
         self.idle.observe(now - run.idle_since, len(names))
-        place = self._skip
+        place, last = self._skip, run.depth + len(run.blocks) - 1
         while place < len(names):
-            self._remember(names[place], now)
+            self._remember(names[place], now, last - place)
             place += 1 + self._next_gap()
         self._skip = place - len(names)
 
-    def _remember(self, name: bytes, now: float) -> None:
+    def _back(self, names: list[bytes], depth: int) -> list[bytes]:
+        """Those of the names, the first at index `depth` of a chain, that are remembered."""
+        gone = self._gone
+        if len(names) < len(gone):
+            return [name for name in names if name in gone]
+        # Hashing many names takes longer. Each could only be at the index that it had.
+        end = depth + len(names)
+        return [name for name, (_, place) in gone.items() if depth <= place < end and names[place - depth] == name]
+
+    def _remember(self, name: bytes, now: float, depth: int) -> None:
         self._gone.pop(name, None)
-        self._gone[name] = now
+        self._gone[name] = now, depth
         if len(self._gone) > REMEMBERED:
             del self._gone[next(iter(self._gone))]
 

@@ -77,7 +77,7 @@ class ReturnModel:
 
     # fmt: off
     __slots__ = (
-        "_counting", "_factors", "_hazards", "_odds", "_parts", "_prompt", "_squares", "_starts", "_uses", "gone",
+        "_factors", "_hazards", "_odds", "_parts", "_prompt", "_squares", "_starts", "_uses", "counting", "gone",
         "returned", "waiting", "worth",
     )
     # fmt: on
@@ -89,9 +89,10 @@ class ReturnModel:
         """Lives that ended in a use."""
         self.gone = array("f", [0.0]) * cells
         """Lives that were lost sight of."""
-        self.waiting = array("f", [0.0]) * cells
+        self.waiting = [0] * cells
         """Lives that were still going on when they were last counted."""
-        self._counting = array("f", [0.0]) * cells
+        self.counting = [0] * cells
+        """Those that were counted since."""
         self.worth = array("d", [0.0]) * cells
         """The most uses per block and time that keeping a block on can bring, over all times to keep it (Gittins)."""
         self._odds = ODDS
@@ -115,20 +116,15 @@ class ReturnModel:
         self._squares += self._prompt * self._prompt
         self._prompt = 0
 
-    def count_waiting(self, cells: list[int]) -> None:
-        for cell in cells:
-            self._counting[cell] += 1.0
-
     def counted_waiting(self) -> None:
         """All that are waiting have been counted."""
-        self.waiting, self._counting = self._counting, array("f", [0.0]) * (CLASSES * AGES)
+        self.waiting, self.counting = self.counting, [0] * (CLASSES * AGES)
 
     def fade(self, kept: float) -> None:
         self._uses *= kept
         self._squares *= kept
-        for cell in range(CLASSES * AGES):
-            self.returned[cell] *= kept
-            self.gone[cell] *= kept
+        self.returned = array("f", [count * kept for count in self.returned.tolist()])
+        self.gone = array("f", [count * kept for count in self.gone.tolist()])
 
     def learn(self) -> None:
         used, at_risk = self._lives()
@@ -149,10 +145,11 @@ class ReturnModel:
         """Uses, and lives that could have ended in one at each age, by class; those last seen at an age count half."""
         used: dict[int, float] = {}
         at_risk: dict[int, list[float]] = {}
+        all_returned, all_gone, all_waiting = self.returned.tolist(), self.gone.tolist(), self.waiting
         for number in range(CLASSES):
             row = number * AGES
-            returned, gone = self.returned[row : row + AGES], self.gone[row : row + AGES]
-            waiting = self.waiting[row : row + AGES]
+            returned, gone = all_returned[row : row + AGES], all_gone[row : row + AGES]
+            waiting = all_waiting[row : row + AGES]
             if not (any(returned) or any(gone) or any(waiting)):
                 continue
             quiet = [lost + left for lost, left in zip(gone, waiting, strict=True)]

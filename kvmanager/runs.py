@@ -61,6 +61,11 @@ class Runs:
         """The run of a block that has content."""
         return self._runs[block]
 
+    def some(self, start: int, end: int, chosen: bytearray) -> list[Run]:
+        """The run of each of the blocks start..end-1 that is chosen: a byte for each block, not zero."""
+        runs = self._runs
+        return [runs[block] for block, is_chosen in enumerate(bytes(chosen[start:end]), start) if is_chosen]
+
     def add(self, run: Run) -> None:
         """A run of blocks that are in no other one."""
         self._claim(run.blocks, run)

@@ -6,24 +6,30 @@ are its own. What is needed beyond today's blocks at the worst moment, less what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from model_runner.output_lengths import OutputLengths
 from model_runner.sequence import Sequence
 
-MOMENTS = 8
+MOMENTS = 128
 """Moments that are looked at; with more ends than these, neighbouring ones are taken together, as the last of them."""
 
+KNOWN_END = 0.5
+"""Of a block, kept for a sequence that grows to a known end: it asks for room at the moment that suits it."""
 
-@dataclass(frozen=True, slots=True)
-class Future:
+
+class Future(NamedTuple):
     """What a sequence holds and will need: tokens it has, blocks in its table, and those of them that are its own.
 
     It produces a token in each step from `begins` to `ends`, counted from now. choices: 1, or those yet to be forked.
     """
 
-    block_size: int
     tokens: int
     blocks: int
     own_blocks: int
@@ -31,37 +37,48 @@ class Future:
     ends: int
     choices: int
 
-    def growth(self, step: int) -> int:
-        """Blocks beyond today's that it needs for its outputs up to a step; less than none after its end."""
-        if step > self.ends:
-            return -self.own_blocks
-        outputs = step - self.begins
-        if outputs < 2:
-            return 0
-        # The last output needs no room before it is computed itself.
-        needed = -(-(self.tokens + outputs - 1) // self.block_size)
-        return needed - self.blocks + (self.choices - 1) * (needed - self.tokens // self.block_size)
-
 
 def headroom(
     running: Iterable[Sequence], candidate: Sequence, lengths: OutputLengths, block_size: int, budget: int
 ) -> int:
     """Blocks to leave over when `candidate` is admitted beside `running`. budget: tokens in a step.
 
-    At least one for each running sequence that can still outgrow its blocks. None when nothing runs.
+    At least one for each running sequence that can still outgrow its blocks and whose end is a guess, and KNOWN_END for
+    each whose end is known. None when nothing runs.
     """
     futures: list[Future] = []
-    floor = due = 0
+    floor = 0.0
+    due = 0
     for sequence in running:
         due += sequence.pending
-        futures.append(_future(sequence, lengths, block_size, due // budget, len(sequence.block_table)))
-        floor += _can_outgrow(sequence, block_size)
+        future = _future(sequence, lengths, due // budget, len(sequence.block_table))
+        futures.append(future)
+        if _can_outgrow(sequence, block_size):
+            floor += 1 if _may_go_on(sequence, future) else KNOWN_END
     if not futures:
         return 0
     due += candidate.pending
     blocks = -(-len(candidate.token_ids) // block_size)
-    futures.append(_future(candidate, lengths, block_size, due // budget, blocks))
-    return max(floor, _peak(futures))
+    futures.append(_future(candidate, lengths, due // budget, blocks))
+    return max(math.ceil(floor), peak(futures, block_size))
+
+
+def peak(futures: Iterable[Future], block_size: int) -> int:
+    """Blocks beyond today's that they need together at the worst moment, which is somebody's end; may be negative."""
+    tokens, blocks, own_blocks, begins, ends, choices = np.array(list(futures)).T
+    moments = np.unique(ends)
+    stride = -(-len(moments) // MOMENTS)
+    sooner = moments[::stride, None]
+    later = moments[np.minimum(np.arange(0, len(moments), stride) + stride, len(moments)) - 1, None]
+    # Who ends between the two is taken to hold its blocks until the later.
+    moment: npt.NDArray[np.int64] = np.where(ends >= sooner, np.minimum(ends, later), later)
+    # Room is asked for one step before it is needed. The last output needs none.
+    outputs = np.minimum(moment - begins, ends - begins - 1)
+    needed = -(-(tokens + outputs) // block_size)
+    growth = needed - blocks + (choices - 1) * (needed - tokens // block_size)
+    # A block that it has and does not need yet is no block for others.
+    growth = np.where(outputs < 1, 0, np.maximum(growth, 0))
+    return int(np.where(moment > ends, -own_blocks, growth).sum(axis=1).max())
 
 
 def parting(candidate: Sequence, block_size: int) -> int:
@@ -92,26 +109,10 @@ class SearchRoom:
         return max(1, blocks * self.block_size - prompt_tokens + 1)
 
 
-def _peak(futures: list[Future]) -> int:
-    ends = sorted(future.ends for future in futures)
-    stride = -(-len(ends) // MOMENTS)
-    return max(
-        sum([each.growth(_moment(each.ends, ends[first], later)) for each in futures])
-        for first in range(0, len(ends), stride)
-        for later in (ends[min(first + stride, len(ends)) - 1],)
-    )
-
-
-def _moment(end: int, sooner: int, later: int) -> int:
-    """Who ends between the two is taken to hold its blocks until the later."""
-    return min(end, later) if end >= sooner else later
-
-
-def _future(sequence: Sequence, lengths: OutputLengths, block_size: int, begins: int, blocks: int) -> Future:
+def _future(sequence: Sequence, lengths: OutputLengths, begins: int, blocks: int) -> Future:
     live = sequence.live
     outputs = lengths.remaining(sequence.num_outputs + sequence.coming, live.max_outputs)
     return Future(
-        block_size=block_size,
         tokens=sequence.num_tokens,
         blocks=blocks,
         own_blocks=blocks - sequence.shared_blocks,
@@ -126,3 +127,9 @@ def _can_outgrow(sequence: Sequence, block_size: int) -> bool:
     if limit is None or (not sequence.live.forked and sequence.live.num_parting > 1):
         return True
     return len(sequence.token_ids) + limit - sequence.num_outputs - 1 > len(sequence.block_table) * block_size
+
+
+def _may_go_on(sequence: Sequence, future: Future) -> bool:
+    """Whether it may have more outputs than were foreseen."""
+    limit = sequence.live.max_outputs
+    return limit is None or future.ends - future.begins < limit - sequence.num_outputs - sequence.coming

@@ -91,6 +91,8 @@ class SessionBooks:
         """Blocks for all tokens of a new sequence; None while the pool is too full, or the KV manager away or late."""
         session = self._session
         session.pump()
+        if session.mirror.is_hopeless(request):
+            return None
         outcome = self._admit(session, request)
         if isinstance(outcome, Refused) and outcome.reason == POOL_SHORT and session.mirror.return_lease():
             outcome = self._admit(session, request)

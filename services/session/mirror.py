@@ -20,6 +20,7 @@ from services.session.held import Held, Refused
 from services.session.orders import OrderBook, Outgoing
 from services.session.spares import Spares
 from services.session.tap import Glance, SequenceTap
+from services.session.turned_away import TurnedAway
 
 
 class BrokenMirror(Exception):
@@ -54,6 +55,7 @@ class Mirror:
         self.held_blocks = 0
         """Blocks that live sequences hold; derived. Any thread may ask."""
         self.spares = Spares(lease_blocks, num_blocks - 1, block_size)
+        self._turned_away = TurnedAway(num_blocks - 1, block_size)
         self._forking = 0
         """Live sequences that ask for no room ahead."""
         self._returned: list[int] = []
@@ -180,6 +182,13 @@ class Mirror:
         for held in ended:
             self._leave(held)
 
+    def is_hopeless(self, request: AllocationRequest) -> bool:
+        """Whether an admission was refused for want of blocks, and would be again."""
+        hopeless = self._turned_away.is_hopeless(request, self.live.values(), self.held_blocks)
+        if hopeless:
+            self.spares.note_refusal()
+        return hopeless
+
     def admit(self, request: AllocationRequest) -> int:
         """Asks for a new sequence and returns the handle to get the outcome by."""
         handle = self._next_handle()
@@ -220,9 +229,9 @@ class Mirror:
 
         Spare blocks that are not wanted any more go back. prompt: answers come within a step.
         """
-        self.spares.step(len(self.live), self._forking, self.held_blocks)
+        self.spares.step(len(self.live), self._forking, self.held_blocks, prompt=prompt)
         self._give_back(self.spares.wanted)
-        self._foresight.asks_late = prompt and self.spares.are_scarce
+        self._foresight.asks_late = prompt and self.spares.is_thrifty
         for held in self._foresight.step():
             if self.by_handle.get(held.handle) is not held:
                 continue
@@ -277,7 +286,8 @@ class Mirror:
     @property
     def is_time_to_speak(self) -> bool:
         """Whether this step should say what there is to say; what was computed can wait for the next one."""
-        return self.orders.presses or self._foresight.is_pace or self.spares.press
+        idle_return = bool(self._returned) and not self.live
+        return self.orders.presses or self._foresight.is_pace or self.spares.press or idle_return
 
     @property
     def has_orders(self) -> bool:
@@ -443,6 +453,7 @@ class Mirror:
             self._results[refusal.handle] = refused
             if refusal.reason == POOL_SHORT:
                 self.spares.note_refusal()
+                self._turned_away.note(admitting.sequence_id)
             return
         if refusal.handle in askers:
             askers[refusal.handle].refused = refused

@@ -1,4 +1,4 @@
-"""How many spare blocks a runner wants: a few for what can't be foreseen, and no others where blocks are scarce."""
+"""How many spare blocks a runner wants: few, and no more than surprises need where blocks are scarce, answers quick."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Spares:
         """Of these, how many somebody is likely to take soon."""
         self.told = 0
         """How many wanted ones the KV manager was told of."""
-        self.are_scarce = False
-        """Whether a spare block would be missed."""
+        self.is_thrifty = False
+        """Whether a spare block would be missed: somebody waits for it, or few are left and answers come in time."""
         self._short_steps = 0
         self._guessing = 0
         self._starting: dict[int, Held] = {}
@@ -58,16 +58,19 @@ class Spares:
         """A block is wanted for guesses in the step at hand: it comes from half of the lease, at most."""
         self._guessing += 1
 
-    def step(self, sequences: int, forking: int, held_blocks: int) -> None:
-        """A step is scheduled, beside so many live sequences, of which `forking` ask for no room ahead."""
+    def step(self, sequences: int, forking: int, held_blocks: int, *, prompt: bool) -> None:
+        """A step is scheduled, beside so many live sequences, of which `forking` ask for no room ahead.
+
+        prompt: answers come within a step.
+        """
         self._short_steps = max(0, self._short_steps - 1)
         left = self._usable_blocks - held_blocks
-        self.are_scarce = self._short_steps > 0 or left < SCARCE_LEASES * self._limit
+        self.is_thrifty = self._short_steps > 0 or (prompt and left < SCARCE_LEASES * self._limit)
         for held in [each for each in self._starting.values() if each.computed >= each.prompt_tokens]:
             self.note_end(held)
         self.spoken_for = SPARES_PER_SURPRISE * (forking + self._guessing) + len(self._starting)
         self._guessing = 0
-        in_case = 0 if self.are_scarce else max(MIN_SPARES, -(-(sequences - forking) // SEQUENCES_PER_SPARE))
+        in_case = 0 if self.is_thrifty else max(MIN_SPARES, -(-(sequences - forking) // SEQUENCES_PER_SPARE))
         self.wanted = min(self._limit, self.spoken_for + in_case)
 
     def forget(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench.books import CASES, LINES, main
+from bench.books import CASES, LINES, main, summarise
 from bench.rounds import BLOCK_SIZE, LocalSide, Sizes, prompt
 
 app = typer.Typer()
@@ -49,6 +49,17 @@ def test_the_table_says_that_vllm_was_skipped(tmp_path: Path) -> None:
 def test_an_environment_without_vllm_is_skipped_with_its_name() -> None:
     reason = json.loads(invoke("--json", "--vllm-venv", sys.prefix))["vllm_skipped"]
     assert f"does not start under {Path(sys.prefix) / 'bin' / 'python'}" in reason
+
+
+def test_a_phase_in_which_all_is_slow_changes_no_ratio() -> None:
+    phases = [1.0, 1.0, 2.0, 1.0, 2.0, 2.0, 2.0]
+    ours = {line.key: phases for line in LINES}
+    # A line that only one of the two measured in a slow phase would look half or twice as fast.
+    samples = {"octavo": ours, "vllm": {"take": [3.0, 3.0, 6.0, 3.0, 6.0, 6.0, 3.0]}}
+    lines = summarise(samples, Sizes(), "4 times")["lines"]
+    [compared] = [line for line in lines if "vllm" in line]
+    assert (compared["octavo"], compared["vllm"], compared["vllm_ratio"]) == (2.0, 3.0, 3.0)
+    assert compared["goal"] == "4 times"
 
 
 def test_the_garbage_collector_is_left_on(alone: dict) -> None:

@@ -245,9 +245,9 @@ class BlockwiseEviction:
         end = self._hand + 2 * WATCHED
         for word in self._words[self._hand : end]:
             if word & _WATCHED and word & _CACHED:
-                self._model.count_waiting([self._cell(word)])
+                self._model.counting[self._cell(word)] += 1
         for ghost in self._ghosts.some(self._hand, end):
-            self._model.count_waiting([self._ghost_cell(ghost)])
+            self._model.counting[self._ghost_cell(ghost)] += 1
         self._hand = end
         if end >= len(self._words):
             self._hand = 0

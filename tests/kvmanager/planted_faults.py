@@ -145,13 +145,21 @@ def parent_event_before_its_child(patch):
     patch.setattr(EventLog, "removed", lambda self, names: real(self, names[::-1]))
 
 
-def radix_node_left_behind_on_eviction(patch):
-    def withdraw_leaves(self, blocks):
-        for block in blocks:
-            self._nodes[block] = None
-        return PrefixIndex.withdraw_leaves(self, blocks)
+def radix_branch_left_behind_on_eviction(patch):
+    def leaving(self, branch, count):
+        if count < len(branch.blocks):
+            self._contents[branch].shorten(count)
 
-    patch.setattr(RadixIndex, "withdraw_leaves", withdraw_leaves)
+    patch.setattr(RadixIndex, "_leaving", leaving)
+
+
+def radix_contents_left_behind_on_eviction(patch):
+    real = RadixIndex._leaving
+    patch.setattr(
+        RadixIndex,
+        "_leaving",
+        lambda self, *leaving: real(self, *leaving) if leaving[1] == len(leaving[0].blocks) else None,
+    )
 
 
 def promoted_spare_loses_the_children(patch):
@@ -262,7 +270,8 @@ FAULTS = [
     pin_ignored_by_eviction,
     event_left_out_on_eviction,
     parent_event_before_its_child,
-    radix_node_left_behind_on_eviction,
+    radix_branch_left_behind_on_eviction,
+    radix_contents_left_behind_on_eviction,
     promoted_spare_loses_the_children,
     partial_match_of_one_token_too_many,
     promise_not_withdrawn,

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from kvmanager import Pool
+from kvmanager.prefix_index import NO_BLOCK, Branch
 from kvmanager.types import NULL_BLOCK, Append, CacheScope, IndexKind, PoolSpec, Retention
 from tests.kvmanager.pools import FakeClock, cache, prefill
 
@@ -142,23 +143,26 @@ def orphan(pool):
     branch.stem.sprouts = 1
 
 
-def node_left_behind(pool):
+def contents_that_are_left_behind(pool):
     index = pool.block_pool.index
-    index._nodes[2] = index._nodes[1]
+    index._contents[Branch([2], 0, None)] = index._contents[branch_of(pool, 1)]
 
 
-def node_of_another_block(pool):
-    pool.block_pool.index._nodes[6].block = 5
+def contents_of_too_few_blocks(pool):
+    pool.block_pool.index._contents[branch_of(pool, 6)].shorten(1)
 
 
-def node_out_of_order(pool):
-    index = pool.block_pool.index
-    index._root.keys.reverse()
+def no_contents(pool):
+    del pool.block_pool.index._contents[branch_of(pool, 6)]
 
 
-def node_elsewhere(pool):
-    index = pool.block_pool.index
-    index._nodes[6].parent = index._root
+def branches_out_of_order(pool):
+    pool.block_pool.index._partings[NO_BLOCK].heads.reverse()
+
+
+def branch_that_grows_elsewhere(pool):
+    partings = pool.block_pool.index._partings
+    partings[5] = partings.pop(NO_BLOCK)
 
 
 def held_behind_a_cached_block(pool):
@@ -281,10 +285,11 @@ def tail_that_stores_too_little(pool):
         (children, "block 4 has 1 children in the index, but 2 are counted"),
         (children_of_a_free_block, "the children of block 9 are counted, but it is not found"),
         (orphan, r"\[7\] follows a block that the index does not have"),
-        (node_left_behind, "block 2 has a node in the tree, but is not found"),
-        (node_of_another_block, "block 6 and its node in the tree do not belong together"),
-        (node_out_of_order, "block 1 and its node in the tree do not belong together"),
-        (node_elsewhere, "block 6 and its node in the tree do not belong together"),
+        (contents_that_are_left_behind, "4 branches have 5 contents, and 4 can be walked to"),
+        (contents_of_too_few_blocks, "contents of 2 blocks are kept of block 4 and those behind it"),
+        (no_contents, "contents of 0 blocks are kept of block 4 and those behind it"),
+        (branches_out_of_order, "block 4 is not found by what it holds behind 0"),
+        (branch_that_grows_elsewhere, "block 1 is not found by what it holds behind 0"),
         (held_behind_a_cached_block, "block 1 is held, but the one before it is not"),
         (leaf_that_is_no_victim, "block 6 may be given up but is not offered"),
         (victim_that_is_continued, "block 5 may be given up as the order of victims says but is held, pinned, or"),

@@ -108,8 +108,9 @@ def test_what_is_missed_in_a_large_pool_is_estimated_from_few_names() -> None:
     assert residency.sampled == 100
     for number in range(100):
         names = [(number * 3_000 + each).to_bytes(4, "big") for each in range(3_000)]
-        for start in range(0, 3_000, 50):
-            residency.evicted(Run(list(range(50)), 0), names[start : start + 50])
+        # The end of a chain goes first.
+        for start in range(2_950, -1, -50):
+            residency.evicted(Run(list(range(50)), start), names[start : start + 50][::-1])
         residency.stored(Run(list(range(3_000)), 0), names)
         # A name that came back is not missed a second time.
         residency.stored(Run(list(range(3_000)), 0), names)
@@ -121,6 +122,21 @@ def test_what_is_missed_in_a_large_pool_is_estimated_from_few_names() -> None:
 def test_no_more_names_are_remembered_than_was_said() -> None:
     residency = Residency(10)
     names = [number.to_bytes(4, "big") for number in range(1000)]
-    residency.evicted(Run(list(range(1000)), 0), names)
+    residency.evicted(Run(list(range(1000)), 0), names[::-1])
     residency.stored(Run(list(range(1000)), 0), names)
+    assert sum(residency.missed.counts) == REMEMBERED
+
+
+@pytest.mark.parametrize("first", [0, 7])
+@pytest.mark.parametrize("step", [1, REMEMBERED - 1, REMEMBERED, 500])
+def test_a_chain_comes_back_in_parts_of_any_length(first: int, step: int) -> None:
+    residency = Residency(10)
+    names = [number.to_bytes(4, "big") for number in range(1000)]
+    residency.evicted(Run(list(range(1000)), first), names[::-1])
+    # Other content at the same places of its chain was not missed.
+    residency.stored(Run(list(range(1000)), first), [name[::-1] + b"other" for name in names])
+    assert sum(residency.missed.counts) == 0
+    for start in range(0, 1000, step):
+        part = names[start : start + step]
+        residency.stored(Run(list(range(len(part))), first + start), part)
     assert sum(residency.missed.counts) == REMEMBERED

@@ -30,15 +30,24 @@ def held(handle: int, prompt: int, num_blocks: int) -> Held:
 )
 def test_half_a_block_for_each_sequence_and_four_at_least(sequences: int, wanted: int) -> None:
     found = spares()
-    found.step(sequences, 0, held_blocks=100)
-    assert (found.wanted, found.are_scarce) == (wanted, False)
+    found.step(sequences, 0, held_blocks=100, prompt=True)
+    assert (found.wanted, found.is_thrifty) == (wanted, False)
 
 
 @pytest.mark.parametrize(("held_blocks", "scarce"), [(USABLE - 4 * LIMIT, False), (USABLE - 4 * LIMIT + 1, True)])
 def test_none_where_less_than_four_full_leases_are_left(held_blocks: int, scarce: bool) -> None:
     found = spares()
-    found.step(20, 0, held_blocks)
-    assert (found.are_scarce, found.wanted) == (scarce, 0 if scarce else 10)
+    found.step(20, 0, held_blocks, prompt=True)
+    assert (found.is_thrifty, found.wanted) == (scarce, 0 if scarce else 10)
+
+
+def test_answers_that_are_late_make_spare_blocks_worth_having_unless_somebody_waits_for_them() -> None:
+    found = spares()
+    found.step(20, 0, USABLE, prompt=False)
+    assert (found.is_thrifty, found.wanted) == (False, 10)
+    found.note_refusal()
+    found.step(20, 0, USABLE, prompt=False)
+    assert (found.is_thrifty, found.wanted) == (True, 0)
 
 
 def test_none_for_a_while_after_a_refused_admission() -> None:
@@ -46,20 +55,20 @@ def test_none_for_a_while_after_a_refused_admission() -> None:
     found.note_refusal()
     wanted = []
     for _ in range(SHORT_STEPS + 1):
-        found.step(20, 0, held_blocks=100)
+        found.step(20, 0, held_blocks=100, prompt=True)
         wanted.append(found.wanted)
     assert wanted == [0] * (SHORT_STEPS - 1) + [10, 10]
 
 
 @pytest.mark.parametrize(("held_blocks", "in_case"), [(100, 4), (250, 0)])
-def test_what_cannot_be_foreseen_has_blocks_where_they_are_scarce_too(held_blocks: int, in_case: int) -> None:
+def test_what_cannot_be_foreseen_has_blocks_where_they_is_thrifty_too(held_blocks: int, in_case: int) -> None:
     found = spares()
-    found.step(3, 2, held_blocks)
+    found.step(3, 2, held_blocks, prompt=True)
     assert (found.wanted, found.spoken_for) == (2 * 2 + in_case, 4)
     found.note_guess()
-    found.step(3, 0, held_blocks)
+    found.step(3, 0, held_blocks, prompt=True)
     assert found.wanted == 2 + in_case
-    found.step(3, 0, held_blocks)
+    found.step(3, 0, held_blocks, prompt=True)
     assert found.wanted == in_case, "guesses count for one step"
 
 
@@ -68,21 +77,21 @@ def test_a_prompt_that_ends_with_a_block_has_the_next_one_in_reach_until_it_is_c
     prompts = [held(1, 32, 2), held(2, 33, 3), held(3, 48, 3)]
     for each in prompts:
         found.note_start(each)
-    found.step(3, 0, held_blocks=250)
+    found.step(3, 0, held_blocks=250, prompt=True)
     assert found.wanted == 2
     prompts[0].computed = 32
     prompts[2].computed = 32
-    found.step(3, 0, held_blocks=250)
+    found.step(3, 0, held_blocks=250, prompt=True)
     assert found.wanted == 1
     found.note_end(prompts[2])
-    found.step(2, 0, held_blocks=250)
+    found.step(2, 0, held_blocks=250, prompt=True)
     assert found.wanted == 0
 
 
 def test_more_than_the_limit_is_never_wanted() -> None:
     found = Spares(2, USABLE, SIZE)
     assert found.wanted == 2
-    found.step(100, 50, held_blocks=0)
+    found.step(100, 50, held_blocks=0, prompt=True)
     assert found.wanted == 2
 
 
