@@ -6,7 +6,8 @@ is that of a real runner, by each way in turn. A round trip ends when the answer
 notes.
 
 `--busy`: as in a runner that decodes. The message goes out, then the same thread computes a step of 16 streams of the
-demo model on all cores, and the answer comes meanwhile.
+demo model on all cores, and the answer comes meanwhile. `--against TREE`: by turns with the KV manager of another
+working tree, over its socket for sessions.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
-from bench.sidecar import kv_manager
+from bench.sidecar import kv_manager, kv_manager_of
+from bench.turns import LoadMeter
 from services.session.dial import SessionDial
 from services.session.link import GrpcLink, Link, LinkBroken
 from services.session.socket_link import SocketLink
@@ -30,6 +33,7 @@ from services.session.socket_link import SocketLink
 BLOCK_SIZE = 16
 LEASE_BLOCKS = 64
 READY_SECONDS = 30.0
+SILENCE_SECONDS = 600
 STREAMS = 16
 """Of the busy engine, which have so many tokens each."""
 CONTEXT = 512
@@ -120,21 +124,26 @@ def _decode_step() -> Work:
     return lambda: step(0)
 
 
-def measure(sequences: int, prompt_tokens: int, rounds: int, warm_up: int, busy: bool) -> dict[str, dict[str, float]]:
-    """Milliseconds of a round trip by each way: p50, p99 and the worst; of a busy one also those of a step."""
+def measure(
+    sequences: int, prompt_tokens: int, rounds: int, warm_up: int, busy: bool, against: Path | None = None
+) -> dict[str, dict[str, float]]:
+    """Milliseconds of a round trip by each way: some quantiles and the worst, and one round after another."""
     meanwhile = _decode_step() if busy else None
-    spent: dict[str, list[float]] = {"socket": [], "grpc": []}
-    took: dict[str, float] = dict.fromkeys(spent, 0.0)
-    with kv_manager(session_silence_seconds=600) as address, ExitStack() as links:
+    with kv_manager(session_silence_seconds=SILENCE_SECONDS) as address, ExitStack() as links:
+        dials: dict[str, Callable[[], Link]] = {"socket": SessionDial(address), "grpc": lambda: GrpcLink(address)}
+        if against is not None:
+            dials["against"] = SessionDial(links.enter_context(kv_manager_of(against, SILENCE_SECONDS)))
+        spent: dict[str, list[float]] = {way: [] for way in dials}
+        took = dict.fromkeys(dials, 0.0)
         runners: dict[str, _Runner] = {}
-        for way, dial in (("socket", SessionDial(address)), ("grpc", lambda: GrpcLink(address))):
+        for way, dial in dials.items():
             link = links.enter_context(_connected(dial))
-            assert isinstance(link, SocketLink if way == "socket" else GrpcLink)
+            assert isinstance(link, GrpcLink if way == "grpc" else SocketLink)
             runners[way] = _Runner(link, way, sequences, prompt_tokens, rounds + TURN + warm_up)
             for _ in range(warm_up):
                 runners[way].round(None)
         for turn in range(-(-rounds // TURN)):
-            for way in ("socket", "grpc") if turn % 2 else ("grpc", "socket"):
+            for way in dials if turn % 2 else reversed(dials):
                 start = time.perf_counter()
                 spent[way] += [runners[way].round(meanwhile) for _ in range(TURN)]
                 took[way] += time.perf_counter() - start
@@ -143,7 +152,7 @@ def measure(sequences: int, prompt_tokens: int, rounds: int, warm_up: int, busy:
 
 def _figures(times: list[float]) -> dict[str, float]:
     cuts = statistics.quantiles(times, n=100)
-    return {"p50_ms": cuts[49], "p99_ms": cuts[98], "max_ms": max(times)}
+    return {"p10_ms": cuts[9], "p50_ms": cuts[49], "p99_ms": cuts[98], "max_ms": max(times)}
 
 
 def main(
@@ -152,18 +161,23 @@ def main(
     rounds: Annotated[int, typer.Option(min=2, help="Round trips that count, by each way.")] = 2000,
     warm_up: Annotated[int, typer.Option(min=0, help="Round trips before them.")] = 100,
     busy: Annotated[bool, typer.Option("--busy", help="Beside an engine that decodes 16 streams.")] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="A working tree, whose KV manager takes turns with this one's.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measures a Session's round trip."""
-    result = measure(sequences, prompt_tokens, rounds, warm_up, busy)
+    meter = LoadMeter()
+    result = measure(sequences, prompt_tokens, rounds, warm_up, busy, against)
+    load = meter.read()
     if as_json:
-        typer.echo(json.dumps({"sequences": sequences, "busy": busy, **result}))
+        typer.echo(json.dumps({"sequences": sequences, "busy": busy, **result, **load.figures()}))
         return
+    typer.echo(str(load))
+    names = {"p10_ms": "p10", "p50_ms": "p50", "p99_ms": "p99", "max_ms": "worst", "cycle_ms": "one after another"}
     for way, figures in result.items():
-        typer.echo(
-            f"{sequences} sequences in a message, {way}: p50 {figures['p50_ms']:.3f} ms, p99 {figures['p99_ms']:.3f} "
-            f"ms, worst {figures['max_ms']:.3f} ms; one round after another takes {figures['cycle_ms']:.3f} ms"
-        )
+        said = ", ".join(f"{name} {figures[key]:.3f} ms" for key, name in names.items())
+        typer.echo(f"{sequences} sequences in a message, {way}: {said}")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
 
 
 def _serve(address: str, more: dict[str, object]) -> None:
@@ -32,3 +37,26 @@ def kv_manager(**settings: object) -> Iterator[str]:
         finally:
             process.terminate()
             process.join()
+
+
+@contextmanager
+def kv_manager_of(tree: Path, session_silence_seconds: int) -> Iterator[str]:
+    """The same of another working tree, by this interpreter; its last words go to standard error."""
+    with tempfile.TemporaryDirectory() as directory:
+        address = f"unix:{directory}/kv.sock"
+        given = {
+            "--kv-address": address,
+            "--kv-metrics-address": "127.0.0.1:0",
+            "--session-silence-seconds": str(session_silence_seconds),
+            "--log-level": "warning",
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.cli", "kv-manager", *chain.from_iterable(given.items())],
+            env=os.environ | {"PYTHONPATH": f"{tree.resolve()}/protos{os.pathsep}{tree.resolve()}"},
+            cwd=directory,
+        )
+        try:
+            yield address
+        finally:
+            process.terminate()
+            process.wait()

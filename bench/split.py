@@ -28,7 +28,7 @@ import typer
 from bench.sidecar import kv_manager
 from bench.sleeping import SleepingExecutor
 from bench.split_turns import Meter, Turns
-from bench.turns import quantile
+from bench.turns import LoadMeter, quantile
 from kvmanager.manager import KvManager
 from model_runner.attention import create_backend
 from model_runner.batch import BatchEntry
@@ -278,10 +278,12 @@ def main(
     """Measures what the split costs a decode step."""
     configure_logging("warning", "json")
     plan = QUICK if quick else Plan(pairs, steps, sleeping_steps)
+    meter = LoadMeter()
     figures: dict[str, float] = {}
     for case in QUICK_CASES if quick else CASES:
         if not only or only == case.name:
             figures |= measure(case, plan, model)
+    figures |= meter.read().figures()
     if as_json:
         typer.echo(json.dumps(figures))
         return

@@ -21,6 +21,7 @@ from typing import Annotated
 import typer
 
 from bench.sidecar import kv_manager
+from bench.turns import LoadMeter
 from model_runner.engine import Engine
 from model_runner.engine_types import Failure
 from model_runner.observer import PhaseSeconds, SilentObserver, StepReport
@@ -135,8 +136,9 @@ def draw(timeline: Timeline, streams: int, out: Path) -> None:
             width = timeline.phases_ms[name]
             axes.barh(1, width, left=start, height=0.6, color=COLOURS[name], label=f"{name} {width:.2f} ms")
             start += width
-        axes.barh(0, timeline.round_trip_ms, left=sent, height=0.6, color="#f2cf5b", label="message and answer")
-        axes.set_yticks([1, 0], ["engine", "KV manager"])
+        label = f"message until its answer is there {timeline.round_trip_ms:.2f} ms"
+        axes.barh(0, timeline.round_trip_ms, left=sent, height=0.6, color="#f2cf5b", label=label)
+        axes.set_yticks([1, 0], ["engine", "round trip"])
         axes.set_xlim(0, until)
     panels[0].set_title(f"One decode step of {streams} streams: all of it", fontsize=10, loc="left")
     panels[1].set_title("Its beginning", fontsize=10, loc="left")
@@ -154,14 +156,17 @@ def main(
 ) -> None:
     """Measures the parts of a decode step, and draws them."""
     configure_logging("warning")
+    meter = LoadMeter()
     timeline = measure(streams, tokens)
+    load = meter.read()
     if out is not None:
         draw(timeline, streams, out)
     figures = {**timeline.phases_ms, "step": timeline.step_ms, "round_trip": timeline.round_trip_ms}
     figures |= {"waited_share": timeline.waited_steps / timeline.steps}
     if as_json:
-        typer.echo(json.dumps(figures))
+        typer.echo(json.dumps(figures | load.figures()))
         return
+    typer.echo(str(load))
     for name, value in figures.items():
         typer.echo(f"{name:>14} {value:9.3f}{'' if name == 'waited_share' else ' ms'}")
 

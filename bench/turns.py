@@ -54,12 +54,17 @@ class Load:
     busy: float
     stolen: float
 
+    def figures(self) -> dict[str, float]:
+        """By name, for JSON."""
+        return {"other_processes_cores": self.busy, "other_machines_cores": self.stolen}
+
     def __str__(self) -> str:
         return f"other processes used {self.busy:.1f} cores meanwhile, other machines {self.stolen:.1f}"
 
 
 class LoadMeter:
-    """Measures Load from its making until it is read. Linux only; elsewhere it says 0."""
+    """Measures Load from its making until it is read. Children that have ended by then are no others. Linux only;
+    elsewhere it says 0."""
 
     def __init__(self) -> None:
         self._start = self._read()
@@ -72,8 +77,8 @@ class LoadMeter:
     @staticmethod
     def _read() -> tuple[float, float, float, float]:
         """Seconds: the wall's, ours, all processes', and those that the host gave to others."""
-        used = os.times()
+        used = sum(os.times()[:4])
         stat = Path("/proc/stat")
         first = stat.read_text().split("\n", 1)[0].split()[1:] if stat.exists() else ["0"] * 8
         user, nice, system, _, _, irq, softirq, steal = (int(ticks) / os.sysconf("SC_CLK_TCK") for ticks in first[:8])
-        return perf_counter(), used.user + used.system, user + nice + system + irq + softirq, steal
+        return perf_counter(), used, user + nice + system + irq + softirq, steal

@@ -4,47 +4,75 @@ from __future__ import annotations
 
 from array import array
 from itertools import compress
+from typing import NamedTuple
 
-from kvmanager.errors import InvalidArgument, KvError
+from kvmanager.clock import Clock, no_time
+from kvmanager.errors import InvalidArgument, KvError, NeverFits, PoolShort, QuotaShort
+from kvmanager.events import EventLog
 from kvmanager.news import News, NewsRow
 from kvmanager.restore import RestorablePool
 from kvmanager.sequence import Sequence
-from kvmanager.types import Append, Grant
+from kvmanager.types import Append, Grant, PoolSpec
 
 Refused = tuple[Sequence, KvError]
 """A sequence whose ask was refused, and why."""
 
+Answers = tuple[list[Grant], list[Refused]]
+
 _NO_TOKENS = array("I")
 
 
-class RunnerPool(RestorablePool):
-    """A pool with a lease. The lease's blocks count as those of who gives no salt until a sequence takes them."""
+class _Ask(NamedTuple):
+    """A sequence that asks: the tokens that it wants room for, and how many are computed, when all is told."""
 
-    def progress(self, news: News, *, ending: bool = False) -> tuple[list[Grant], list[Refused]]:
+    sequence: Sequence
+    room: int
+    computed: int
+
+
+class RunnerPool(RestorablePool):
+    """A pool with a lease. The lease's blocks count as those of who gives no salt until a sequence takes them.
+
+    Most of what a runner tells has no part in the answer to what it asks. So answer() may leave it for settle(), which
+    is due before any other verb. The books are whole in between; they don't know the news yet.
+    """
+
+    def __init__(self, spec: PoolSpec, clock: Clock = no_time, events: EventLog | None = None) -> None:
+        super().__init__(spec, clock, events)
+        self._told: News | None = None
+        """What settle() writes down."""
+
+    def progress(self, news: News, *, ending: bool = False) -> Answers:
         """Commits what was computed and taken, all of it, and then grants what is asked for, one sequence at a time.
 
         Blocks that were taken replace what the table has behind the entries that the runner knows. A sequence may so
         come to be over its quota. ending: these are their last news, so that promised tokens may be left uncomputed.
         Raises InvalidArgument, and changes nothing, when what is told can't be true.
         """
+        self.settle()
         self._expire_pins()
-        tails, others = self._sort_news(news)
-        rows = news.rows(others)
-        self._check_rows(rows, ending)
-        if len(set(news.sequences)) < len(news.sequences):
-            raise InvalidArgument("a sequence is named twice; put all its news into one entry")
-        news.tell()
-        for row in rows:
-            self._commit_row(row)
-        self._commit_tails(news, tails, others)
-        grants: list[Grant] = []
-        refused: list[Refused] = []
-        for sequence, ask in compress(zip(news.sequences, news.asks, strict=True), news.asks):
-            try:
-                self._answer_ask(sequence, ask - 1, grants)
-            except KvError as error:
-                refused.append((sequence, error))
-        return grants, refused
+        asks = _asks(news)
+        self._write_down(news, ending)
+        return self._answer_asks(asks)
+
+    def answer(self, news: News) -> Answers:
+        """The answer of progress(), before all is written down: settle() is due then. Raises InvalidArgument."""
+        if news.taken:
+            return self.progress(news)
+        self.settle()
+        self._expire_pins()
+        self._told = news
+        return self._answer_asks(_asks(news))
+
+    def settle(self) -> None:
+        """Writes down what the last answer() has left. Again: nothing.
+
+        Raises InvalidArgument, and writes nothing of it down, when it can't be true: then what was granted was granted
+        to a runner that holds something else than its books say, and its session has to end.
+        """
+        news, self._told = self._told, None
+        if news is not None:
+            self._write_down(news)
 
     def fill_lease(self, wanted: int) -> list[int]:
         """Fills the lease up to `wanted` blocks, as long as so many stay for others. Returns the new ones."""
@@ -55,6 +83,9 @@ class RunnerPool(RestorablePool):
             count = min(count, base.room)
         if count <= 0:
             return []
+        if base.quota or count > len(self.block_pool.free):
+            # What is given up for it is known when all is written down.
+            self.settle()
         blocks = self.block_pool.take(count, base)
         self.lease.add(blocks)
         self.table_entries += count
@@ -92,6 +123,18 @@ class RunnerPool(RestorablePool):
             return []
         self.block_pool.forgotten = set()
         return [block for block in forgotten if not names[block]]
+
+    def _write_down(self, news: News, ending: bool = False) -> None:
+        """Commits what was computed and taken. Raises InvalidArgument, and changes nothing."""
+        tails, others = self._sort_news(news)
+        rows = news.rows(others)
+        self._check_rows(rows, ending)
+        if len(set(news.sequences)) < len(news.sequences):
+            raise InvalidArgument("a sequence is named twice; put all its news into one entry")
+        news.tell()
+        for row in rows:
+            self._commit_row(row)
+        self._commit_tails(news, tails, others)
 
     def _sort_news(self, news: News) -> tuple[list[int], list[int]]:
         """Parts the plain rows from the others: of the plain ones the block that each computed into, of the others
@@ -215,29 +258,52 @@ class RunnerPool(RestorablePool):
         if sequence.tenant.salt:
             tenants.of_block.update(dict.fromkeys(taken, sequence.tenant))
 
-    def _answer_ask(self, sequence: Sequence, lookahead: int, grants: list[Grant]) -> None:
-        """Grows one sequence, and makes its own what it will write. Raises NeverFits, PoolShort."""
-        computed, room = sequence.computed, len(sequence.chain.token_ids) + lookahead
-        num_blocks, own = self._blocks_for(room), len(sequence.blocks)
+    def _answer_asks(self, asks: list[_Ask]) -> Answers:
+        grants: list[Grant] = []
+        refused: list[Refused] = []
+        for ask in asks:
+            try:
+                self._answer_ask(ask, grants)
+            except (NeverFits, PoolShort, QuotaShort) as error:
+                refused.append((ask.sequence, error))
+        return grants, refused
+
+    def _answer_ask(self, ask: _Ask, grants: list[Grant]) -> None:
+        """Grows one sequence, and makes its own what it will write. Raises NeverFits, PoolShort, QuotaShort; what
+        settle() raises."""
+        sequence, room, computed = ask
+        num_blocks, own, tenant = self._blocks_for(room), len(sequence.blocks), sequence.tenant
         added = num_blocks - own if num_blocks > own else 0
-        if added:
-            self._check_fits(sequence.sequence_id, room, num_blocks, sequence.tenant)
-        # All that is known may be computed: what is told next will be written there without another ask.
+        needed = added
         foreign: list[int] = []
-        copies = 0
-        if not self._writes_own(sequence):
+        if not self._writes_own(sequence, computed) or tenant.quota or added > len(self.block_pool.free):
+            # Whose blocks these are, and which can be given up, is known when all is written down.
+            self.settle()
+            if added:
+                self._check_fits(sequence.sequence_id, room, num_blocks, tenant)
             foreign, copies = self._foreign_writes(sequence, computed, {}, {})
-        needed = added + copies
-        if needed:
-            self._check_available(needed, 0)
-            self._check_quota(needed, sequence.tenant)
+            needed += copies
+            if needed:
+                self._check_available(needed, 0)
+                self._check_quota(needed, tenant)
         if added or foreign:
             self._grow((sequence, _NO_TOKENS, computed, foreign, added, needed), grants)
 
-    def _writes_own(self, sequence: Sequence) -> bool:
+    def _writes_own(self, sequence: Sequence, computed: int) -> bool:
         """Whether a sequence writes next to its last block, or behind it, and nobody else has that one."""
         last = len(sequence.blocks) - 1
-        if last < 0 or sequence.computed // self.spec.block_size < last:
+        if last < 0 or computed // self.spec.block_size < last:
             return False
         blocks, block = self.block_pool, sequence.blocks[last]
         return blocks.counts[block] == 1 and not blocks.index.names[block]
+
+
+def _asks(news: News) -> list[_Ask]:
+    """Who asks, and what for. The news are not written down yet."""
+    # All that is known may be computed: what is told next will be written there without another ask.
+    return [
+        _Ask(sequence, len(sequence.chain.token_ids) + told + ask - 1, computed or sequence.computed)
+        for sequence, told, computed, ask in compress(
+            zip(news.sequences, news.token_counts, news.computed, news.asks, strict=True), news.asks
+        )
+    ]

@@ -29,7 +29,10 @@ async def serve_call(streams: SessionStreams, requests: AsyncIterator[object]) -
     failure: BaseException | None = None
     try:
         while (request := await inbox.next(stream)) is not None:
-            for answer in streams.receive(stream, request):
+            answers: list[pb.SessionResponse] = []
+            # All is written down before anybody else has a turn.
+            streams.receive(stream, request, answers.append)
+            for answer in answers:
                 yield answer
     except BaseException as error:
         failure = error

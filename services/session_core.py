@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,9 @@ KEPT_ANSWERS: Final = 8
 
 MAX_HOLDINGS_BYTES: Final = 1 << 30
 """Of the parts of a restore together."""
+
+Say = Callable[[pb.SessionResponse], None]
+"""Takes an answer away, to its runner."""
 
 
 @dataclass(slots=True)
@@ -75,7 +79,8 @@ class _Restore:
 class SessionCore:
     """One session from its opening to its end.
 
-    Whatever receive() raises ends it: the owner then calls end(). The books are whole at every moment.
+    Whatever receive() raises ends it: the owner then calls end(). The books are whole at every moment, and know of a
+    message when receive() returns: an answer goes out before all is written down that it does not depend on.
     """
 
     def __init__(self, manager: KvManager, counts: SessionCounts, silence_seconds: float) -> None:
@@ -92,8 +97,8 @@ class SessionCore:
         self.closed_sequences = 0
         """Sequences that the end of the session ended."""
 
-    def receive(self, request: pb.SessionRequest) -> list[pb.SessionResponse]:
-        """Takes the next message of the runner and returns what to answer: nothing, or one response.
+    def receive(self, request: pb.SessionRequest, say: Say) -> None:
+        """Takes the next message of the runner, and says what there is to answer: nothing, or one response.
 
         Raises InvalidArgument for what makes no sense, PoolDiffers, SessionTaken when another opening has followed,
         UnknownPool when the pool was closed.
@@ -101,15 +106,17 @@ class SessionCore:
         self._counts.messages += 1
         kind = request.WhichOneof("message")
         if kind == "step" and self._restore is None and self._orders is not None:
-            return self._step(request.step, self._orders)
-        if kind == "holdings" and self._restore is not None and self._orders is not None:
-            return self._hold(request.holdings, self._restore, self._orders)
-        if kind == "open" and self._orders is None:
-            return self._open(request.open)
-        raise InvalidArgument(
-            f"a session begins with open, then come holdings if it restores, then steps; not {kind or 'nothing'} here",
-            field="message",
-        )
+            self._step(request.step, self._orders, say)
+        elif kind == "holdings" and self._restore is not None and self._orders is not None:
+            self._hold(request.holdings, self._restore, self._orders, say)
+        elif kind == "open" and self._orders is None:
+            self._open(request.open, say)
+        else:
+            raise InvalidArgument(
+                "a session begins with open, then come holdings if it restores, then steps; "
+                f"not {kind or 'nothing'} here",
+                field="message",
+            )
 
     @property
     def restores(self) -> bool:
@@ -130,7 +137,7 @@ class SessionCore:
         if self.epoch:
             self.closed_sequences += self._manager.end_session(self.pool_id, self.epoch)
 
-    def _open(self, request: pb.SessionOpen) -> list[pb.SessionResponse]:
+    def _open(self, request: pb.SessionOpen, say: Say) -> None:
         lease_blocks = checked_lease(request.lease_blocks, "open.lease_blocks")
         pool_id, spec = wire.pool_id_of(request.pool_id), wire.spec_from_wire(request.spec)
         opening = self._manager.open_session(pool_id, spec, request.runner_id, restores=request.restores)
@@ -139,50 +146,57 @@ class SessionCore:
         self._orders = SessionOrders(opening.epoch, lease_blocks)
         if request.restores:
             self._restore = _Restore()
-            return []
-        return self._opened(opening.pool, self._orders)
+        else:
+            self._opened(opening.pool, self._orders, say)
 
-    def _hold(self, part: pb.Holdings, restore: _Restore, orders: SessionOrders) -> list[pb.SessionResponse]:
+    def _hold(self, part: pb.Holdings, restore: _Restore, orders: SessionOrders, say: Say) -> None:
         pool = self._manager.session_pool(self.pool_id, self.epoch)
         restore.add(part)
         if not part.last:
-            return []
+            return
         restore.into(pool, self.epoch, orders)
         self._restore = None
         self._counts.restores += 1
-        return self._opened(pool, orders)
+        self._opened(pool, orders, say)
 
-    def _opened(self, pool: RunnerPool, orders: SessionOrders) -> list[pb.SessionResponse]:
+    def _opened(self, pool: RunnerPool, orders: SessionOrders, say: Say) -> None:
         opened = pb.SessionOpened(
             boot_id=self._manager.boot_id,
             epoch=self.epoch,
             lease_block_ids=orders.fill_lease(pool),
             silence_seconds=self._silence_seconds,
         )
-        return [pb.SessionResponse(opened=opened)]
+        say(pb.SessionResponse(opened=opened))
 
-    def _step(self, step: pb.SessionStep, orders: SessionOrders) -> list[pb.SessionResponse]:
+    def _step(self, step: pb.SessionStep, orders: SessionOrders, say: Say) -> None:
         pool = self._manager.session_pool(self.pool_id, self.epoch)
         self._check_epoch(step.epoch)
         if step.number <= self._number:
-            return self._again(step.number)
-        if step.number > self._number + 1:
+            self._say_again(step.number, say)
+        elif step.number > self._number + 1:
             self._counts.gaps += 1
-            return [pb.SessionResponse(gap=pb.SessionGap(expected_number=self._number + 1))]
-        self._counts.steps += 1
+            say(pb.SessionResponse(gap=pb.SessionGap(expected_number=self._number + 1)))
+        else:
+            self._counts.steps += 1
+            try:
+                self._carry_out(pool, step, orders, say)
+            finally:
+                pool.settle()
+
+    def _carry_out(self, pool: RunnerPool, step: pb.SessionStep, orders: SessionOrders, say: Say) -> None:
         answer = pb.SessionResponse(answer=orders.carry_out(pool, step))
         self._number = step.number
         self._answers.append(answer)
-        return [answer]
+        say(answer)
 
-    def _again(self, number: int) -> list[pb.SessionResponse]:
+    def _say_again(self, number: int, say: Say) -> None:
         """The answer to a step that was carried out before; nothing when that is too long ago."""
         age = self._number - number
         if age >= len(self._answers):
             self._counts.dropped += 1
-            return []
-        self._counts.resent += 1
-        return [self._answers[-1 - age]]
+        else:
+            self._counts.resent += 1
+            say(self._answers[-1 - age])
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:

@@ -61,7 +61,8 @@ class SessionOrders:
         return to_column(pool.fill_lease(self._lease_blocks))
 
     def carry_out(self, pool: RunnerPool, step: pb.SessionStep) -> pb.SessionAnswer:
-        """Carries out a step and answers it.
+        """Carries out a step and answers it, but for what the answer does not depend on: the pool has to settle() that
+        before anything else.
 
         Raises InvalidArgument for what the runner can't mean; the orders before it are carried out then, unless it is
         a column that can't be read.
@@ -73,6 +74,7 @@ class SessionOrders:
         pool.give_back(list(from_column(step.returned_block_ids, "returned_block_ids")))
         outcome = _Outcome()
         for order in orders:
+            pool.settle()
             self._carry_out(pool, order, outcome)
         answer = pb.SessionAnswer(number=step.number, admitted=outcome.admitted, refusals=outcome.refusals)
         if outcome.grants:
@@ -84,9 +86,9 @@ class SessionOrders:
 
     def _carry_out(self, pool: RunnerPool, order: _Order, outcome: _Outcome) -> None:
         if order.kind == "end":
-            self._end(pool, order, outcome)
+            self._end(pool, order)
         elif order.progress is not None:
-            self._progress(pool, self._news(order.progress), outcome)
+            self._answer(pool, self._news(order.progress), outcome)
         elif order.kind == "admit":
             self._admit(pool, order.message.admit, order.ids, outcome)
         elif order.kind == "fork":
@@ -97,19 +99,19 @@ class SessionOrders:
             with _certain():
                 pool.truncate(sequence.sequence_id, truncate.num_tokens, caller=self._epoch)
 
-    def _progress(self, pool: RunnerPool, news: News, outcome: _Outcome, *, ending: bool = False) -> None:
-        grants, refused = pool.progress(news, ending=ending)
+    def _answer(self, pool: RunnerPool, news: News, outcome: _Outcome) -> None:
+        grants, refused = pool.answer(news)
         handles = self._handles
         outcome.grants += [(handles[grant.sequence_id], grant) for grant in grants]
         for sequence, error in refused:
             outcome.refusals.append(session_wire.refusal_to_wire(handles[sequence.sequence_id], error))
             outcome.short = outcome.short or error.reason == PoolShort.reason
 
-    def _end(self, pool: RunnerPool, order: _Order, outcome: _Outcome) -> None:
+    def _end(self, pool: RunnerPool, order: _Order) -> None:
         columns = order.progress
         assert columns is not None, "an end has columns"
         known = {handle: self._sequences[handle] for handle in columns.handles if handle in self._sequences}
-        self._progress(pool, self._news(columns, skip_unknown=True), outcome, ending=True)
+        pool.progress(self._news(columns, skip_unknown=True), ending=True)
         ended = [self._sequences.pop(handle).sequence_id for handle in known]
         pool.free(list(map(Append, ended)), preempted=order.message.end.preempted, caller=self._epoch)
         for sequence_id in ended:

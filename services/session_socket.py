@@ -189,8 +189,7 @@ class _Connection(asyncio.Protocol):
         try:
             if (received := self._frames.next()) is not None:
                 self._stream.hear()
-                for answer in self._streams.receive(self._stream, _request(*received)):
-                    self._transport.write(message_frame(answer))
+                self._streams.receive(self._stream, _request(*received), self._say)
         except Exception as error:
             self._finish(error)
             return
@@ -199,6 +198,9 @@ class _Connection(asyncio.Protocol):
             self._loop.call_soon(self._take_next)
         elif not self._is_full:
             self._transport.resume_reading()
+
+    def _say(self, answer: pb.SessionResponse) -> None:
+        self._transport.write(message_frame(answer))
 
     def _wake(self) -> None:
         self._loop.call_soon(self._fail)

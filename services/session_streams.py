@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -13,7 +14,7 @@ from octavo.kv.v1 import kv_manager_pb2 as pb
 from kvmanager.errors import InvalidArgument, KvManagerStopping, SessionSilent, SessionTaken, UnknownPool
 from kvmanager.manager import KvManager
 from services.presence import NO_SESSION, PoolSession, Presence
-from services.session_core import SessionCore, SessionCounts
+from services.session_core import Say, SessionCore, SessionCounts
 from services.session_stream import SessionStream
 
 SILENCE_SECONDS: Final = 10.0
@@ -36,7 +37,7 @@ class SessionStreams:
     Whoever carries a stream begins it, hands each message to receive(), and ends it once: with what receive() raised,
     with the stream's failure, or with None when the runner has said all or is gone.
 
-    observe: told the seconds that each step message took in the books.
+    observe: told the seconds that each step message took in the books, the sending of its answer included.
     """
 
     def __init__(
@@ -85,22 +86,17 @@ class SessionStreams:
         self._streams.add(stream)
         return stream
 
-    def receive(self, stream: SessionStream, request: object) -> list[pb.SessionResponse]:
-        """Takes the next message of a stream, and returns what to answer. Raises why the stream has to end."""
+    def receive(self, stream: SessionStream, request: object, say: Say) -> None:
+        """Takes the next message of a stream, and says what there is to answer. Raises why the stream has to end."""
         core = stream.core
         if not isinstance(request, pb.SessionRequest):
             raise InvalidArgument("a message of the session is not well-formed", field="message")
+        start = time.perf_counter()
+        core.receive(request, say)
         if not request.HasField("step"):
-            answers = core.receive(request)
             self._tell(core.pool_id)
-            return answers
-        if self._observe is None:
-            return core.receive(request)
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        answers = core.receive(request)
-        self._observe(loop.time() - start)
-        return answers
+        elif self._observe is not None:
+            self._observe(time.perf_counter() - start)
 
     def end(self, stream: SessionStream, error: BaseException | None = None) -> None:
         """Ends a stream, and its session with it."""

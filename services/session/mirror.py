@@ -1,4 +1,4 @@
-"""The mirror: all that one runner holds in its pool, kept by its engine's thread, and what to say of it.
+"""The mirror: what one runner holds in its pool, kept by its engine's thread, and what to say of it.
 
 The verbs of the engine change the mirror at once and leave orders for the next message; an answer changes it again.
 What the mirror says is the truth of the physical cache, so that the books of a KV manager that has lost them, or has
@@ -14,9 +14,9 @@ from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from model_runner.books import POOL_SHORT, Admission, AllocationRequest, CopyOrder, SequenceUpdate
 from services.columns import from_column, to_column
-from services.session.cached_tree import CachedBlock, CachedTree
 from services.session.foresight import Foresight
 from services.session.held import Held, Refused
+from services.session.holding import Holding
 from services.session.orders import OrderBook, Outgoing
 from services.session.spares import Spares
 from services.session.tap import Glance, SequenceTap
@@ -27,8 +27,8 @@ class BrokenMirror(Exception):
     """The KV manager's books are not what this runner holds: they must be made anew from its report."""
 
 
-class Mirror:
-    """What a runner holds. Not thread-safe.
+class Mirror(Holding):
+    """A holding, and the orders and answers that change it at both ends. Not thread-safe.
 
     `speaks` is true from a report on until the session that it was for breaks: only then are orders kept, since a
     report says all that came before.
@@ -36,28 +36,15 @@ class Mirror:
 
     def __init__(self, num_blocks: int, block_size: int, *, lease_blocks: int = 0, caches: bool = True) -> None:
         """lease_blocks: spare ones, at most."""
-        self.block_size = block_size
-        self.caches = caches
-        self.live: dict[str, Held] = {}
-        self.by_handle: dict[int, Held] = {}
-        self.counts = [0] * num_blocks
-        """Entries of the live sequences' block tables, by block; derived."""
-        self.lease: list[int] = []
-        self.cached = CachedTree()
+        super().__init__(num_blocks, block_size, caches=caches)
         self.copies: list[CopyOrder] = []
         """Copies that the engine has not been told of yet, in order."""
         self.orders = OrderBook()
         self.speaks = False
-        self.taken_total = 0
-        """Blocks that were taken from the lease."""
         self.tap: SequenceTap | None = None
         """Is told the tokens of every sequence, before the KV manager is."""
-        self.held_blocks = 0
-        """Blocks that live sequences hold; derived. Any thread may ask."""
         self.spares = Spares(lease_blocks, num_blocks - 1, block_size)
         self._turned_away = TurnedAway(num_blocks - 1, block_size)
-        self._forking = 0
-        """Live sequences that ask for no room ahead."""
         self._returned: list[int] = []
         self._handles = 0
         self._admitting: dict[int, Held] = {}
@@ -73,7 +60,7 @@ class Mirror:
 
         Raises ValueError, and changes nothing, for an unknown sequence and for news that can't be true.
         """
-        held = self._held(update.sequence_id)
+        held = self.held(update.sequence_id)
         fresh = update.token_ids[len(held.tokens) - held.told :]
         room = min(len(held.tokens) + len(fresh), len(held.blocks) * self.block_size)
         if update.computed_tokens > room:
@@ -97,12 +84,12 @@ class Mirror:
         if held.copy_due:
             return False
         num_tokens = len(held.tokens) + held.ahead
-        if held.forked and self._is_shared(held):
+        if held.forked and self.is_shared(held):
             self._ask(held, num_tokens)
             held.copy_due = held.wants > 0
             return False
         held.forked = False
-        missing = -(-num_tokens // self.block_size) - len(held.blocks)
+        missing = self.blocks_for(num_tokens) - len(held.blocks)
         if missing > len(self.lease):
             self._ask(held, num_tokens)
             return False
@@ -122,9 +109,9 @@ class Mirror:
 
     def can_spare(self, update: SequenceUpdate) -> bool:
         """Whether the news of a sequence fit into its blocks, and half of the lease: the rest is for who must go on."""
-        held = self._held(update.sequence_id)
+        held = self.held(update.sequence_id)
         num_tokens = held.told + len(update.token_ids)
-        missing = -(-num_tokens // self.block_size) - len(held.blocks)
+        missing = self.blocks_for(num_tokens) - len(held.blocks)
         if missing > 0:
             self.spares.note_guess()
         return not held.copy_due and not held.forked and missing <= len(self.lease) // 2
@@ -134,12 +121,12 @@ class Mirror:
 
         Raises ValueError, and changes nothing, for an unknown sequence, for computed tokens, and for more than it has.
         """
-        held = self._held(sequence_id)
+        held = self.held(sequence_id)
         if not max(1, held.computed) <= num_tokens <= len(held.tokens):
             raise ValueError(f"{sequence_id!r} can't be cut to {num_tokens} tokens: {held.computed} are computed")
         if self.tap is not None:
             self.tap.cut(held.handle, num_tokens)
-        num_blocks = min(len(held.blocks), -(-num_tokens // self.block_size))
+        num_blocks = min(len(held.blocks), self.blocks_for(num_tokens))
         held.shown = min(held.shown, num_blocks)
         if self.speaks and held.sent <= num_tokens and not held.taken:
             # Nobody was told of it: the blocks are there for what comes next.
@@ -148,7 +135,7 @@ class Mirror:
             if self.speaks:
                 self.orders.truncate(held, num_tokens)
             held.cut_tokens(num_tokens)
-            self._uncount(held.cut_blocks(num_blocks))
+            self.cut(held, num_blocks)
         self._foresight.plan(held)
 
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
@@ -157,7 +144,7 @@ class Mirror:
         Raises BrokenMirror while an answer may change them; ValueError for an unknown parent, and for one that has told
         tokens without getting the room for them.
         """
-        parent = self._held(parent_id)
+        parent = self.held(parent_id)
         if parent.told < len(parent.tokens):
             raise ValueError(f"{parent_id!r} has told {len(parent.tokens)} tokens, and has room for {parent.told}")
         if parent.asked or parent.wants:
@@ -169,8 +156,7 @@ class Mirror:
         for child in children:
             if self.tap is not None:
                 self.tap.begin(child.handle, child.salt, child.tokens)
-            self._enter(child)
-            self._count(child.blocks)
+            self.enter(child)
 
     def end(self, updates: Iterable[SequenceUpdate], *, preempted: bool) -> None:
         """Ends sequences with their last news; unknown ones are ignored."""
@@ -180,7 +166,9 @@ class Mirror:
         if self.speaks and ended:
             self.orders.end(ended, preempted)
         for held in ended:
-            self._leave(held)
+            self._untap([held])
+            self.spares.note_end(held)
+            self.leave(held)
 
     def is_hopeless(self, request: AllocationRequest) -> bool:
         """Whether an admission was refused for want of blocks, and would be again."""
@@ -229,7 +217,7 @@ class Mirror:
 
         Spare blocks that are not wanted any more go back. prompt: answers come within a step.
         """
-        self.spares.step(len(self.live), self._forking, self.held_blocks, prompt=prompt)
+        self.spares.step(len(self.live), self.forking, self.held_blocks, prompt=prompt)
         self._give_back(self.spares.wanted)
         self._foresight.asks_late = prompt and self.spares.is_thrifty
         for held in self._foresight.step():
@@ -279,11 +267,6 @@ class Mirror:
         )
 
     @property
-    def holds_something(self) -> bool:
-        """Whether there is anything to report."""
-        return bool(self.live or self.lease or self.cached.blocks)
-
-    @property
     def is_time_to_speak(self) -> bool:
         """Whether this step should say what there is to say; what was computed can wait for the next one."""
         idle_return = bool(self._returned) and not self.live
@@ -311,38 +294,22 @@ class Mirror:
 
     def add_lease(self, column: bytes) -> None:
         """More spare blocks."""
-        blocks = _ids(column)
-        self.cached.discard_all(blocks)
-        self.lease += blocks
+        self.add_to_lease(_ids(column))
 
     def forget(self) -> None:
         """Nothing is held any more: the books of the KV manager will begin empty."""
         self.silence()
         self._untap(self.live.values())
-        self.live.clear()
-        self.by_handle.clear()
-        self.counts = [0] * len(self.counts)
-        self.held_blocks = self._forking = 0
+        self.empty()
         self.spares.forget()
-        self.lease = []
-        self.cached = CachedTree()
         self.copies = []
         self._foresight.forget()
 
     # How they do it.
 
-    def _held(self, sequence_id: str) -> Held:
-        held = self.live.get(sequence_id)
-        if held is None:
-            raise ValueError(f"no live sequence {sequence_id!r}")
-        return held
-
     def _next_handle(self) -> int:
         self._handles += 1
         return self._handles
-
-    def _is_shared(self, held: Held) -> bool:
-        return any(self.counts[block] > 1 for block in held.blocks[held.computed // self.block_size :])
 
     def _ask(self, held: Held, tokens: int) -> None:
         if self.speaks and not held.asked:
@@ -352,14 +319,8 @@ class Mirror:
 
     def _take(self, held: Held, count: int) -> None:
         """Takes spare blocks; an answer that brings others for the same place comes too late."""
-        if not held.taken:
-            held.taken_at = len(held.blocks)
-        blocks = [self.lease.pop() for _ in range(count)]
-        held.blocks += blocks
-        held.taken += blocks
+        self.take(held, count)
         held.asked = held.wants = 0
-        self._count(blocks)
-        self.taken_total += count
         if self.speaks:
             self.orders.tell(held)
 
@@ -368,48 +329,6 @@ class Mirror:
         excess = max(0, len(self.lease) - kept)
         self._returned += self.lease[:excess]
         del self.lease[:excess]
-
-    def _enter(self, held: Held) -> None:
-        self.live[held.sequence_id] = held
-        self.by_handle[held.handle] = held
-        self._forking += held.forks_often
-
-    def _count(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            self.held_blocks += not self.counts[block]
-            self.counts[block] += 1
-
-    def _uncount(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            self.counts[block] -= 1
-            self.held_blocks -= not self.counts[block]
-
-    def _leave(self, held: Held) -> None:
-        """Its blocks are nobody's, or can still be hit; the beginning of the chain outlives its end."""
-        del self.live[held.sequence_id], self.by_handle[held.handle]
-        self._forking -= held.forks_often
-        self.spares.note_end(held)
-        self._untap([held])
-        if held.promised:
-            self._break_promise(held)
-        full = min(held.computed, held.sound) // self.block_size if self.caches else 0
-        for index in range(len(held.blocks) - 1, -1, -1):
-            block = held.blocks[index]
-            self._uncount([block])
-            if not self.counts[block] and index < full:
-                tokens = held.tokens[index * self.block_size : (index + 1) * self.block_size]
-                parent = held.blocks[index - 1] if index else 0
-                self.cached.add(block, CachedBlock(parent, to_column(tokens), held.salt))
-
-    def _break_promise(self, held: Held) -> None:
-        """A step has failed: whoever relied on what it was to compute caches nothing from there on."""
-        first = held.computed // self.block_size
-        gone = set(held.blocks[first : held.promised // self.block_size])
-        self.cached.discard_all(gone)
-        for other in self.live.values():
-            lost = [index for index, block in enumerate(other.blocks) if block in gone]
-            if lost:
-                other.sound = min(other.sound, lost[0] * self.block_size)
 
     def _apply_grants(self, grants: pb.Grants, askers: dict[int, Held]) -> None:
         self.copies += map(_copy, grants.copies)
@@ -420,27 +339,14 @@ class Mirror:
             granted = blocks[start : start + count]
             start += count
             if handle in askers and handle in self.by_handle:
-                self._grant(askers[handle], first, granted)
-
-    def _grant(self, held: Held, first: int, granted: list[int]) -> None:
-        self._uncount(held.blocks[first:])
-        held.blocks[first:] = granted
-        self._count(granted)
-        self.cached.discard_all(granted)
-        held.shown = min(held.shown, first)
+                self.grant(askers[handle], first, granted)
 
     def _apply_admitted(self, admitted: pb.Admitted) -> None:
         self.copies += map(_copy, admitted.copies)
         held = self._admitting.pop(admitted.handle, None)
         if held is None:
             return
-        held.begin(_ids(admitted.block_ids), admitted.cached_tokens)
-        hits = admitted.cached_tokens // self.block_size
-        for block in held.blocks[:hits]:
-            self.cached.wake(block)
-        self.cached.discard_all(held.blocks[hits:])
-        self._enter(held)
-        self._count(held.blocks)
+        self.enter_admitted(held, _ids(admitted.block_ids), admitted.cached_tokens)
         self.spares.note_start(held)
         self._foresight.plan(held)
         self._results[held.handle] = Admission(held.blocks[:], held.cached)

@@ -9,17 +9,17 @@ from octavo.kv.v1 import kv_manager_pb2 as pb
 from services.columns import to_column
 from services.session.cached_tree import CachedTree
 from services.session.held import Held
-from services.session.mirror import Mirror
+from services.session.holding import Holding
 from services.session.orders import wire_retention
 
 PART_BYTES = 1 << 20
 """About how large a part may be. A sequence is never cut, so that a very long one makes a larger part of its own."""
 
 
-def holdings(mirror: Mirror, part_bytes: int = PART_BYTES) -> Iterator[pb.Holdings]:
+def holdings(holding: Holding, part_bytes: int = PART_BYTES) -> Iterator[pb.Holdings]:
     """The report, sequences first; only the last part says that it is the last."""
-    part, size = pb.Holdings(lease_block_ids=to_column(mirror.lease)), 4 * len(mirror.lease)
-    for held in mirror.live.values():
+    part, size = pb.Holdings(lease_block_ids=to_column(holding.lease)), 4 * len(holding.lease)
+    for held in holding.live.values():
         sequence = _sequence(held)
         grown = size + sequence.ByteSize()
         if size and grown > part_bytes:
@@ -29,7 +29,7 @@ def holdings(mirror: Mirror, part_bytes: int = PART_BYTES) -> Iterator[pb.Holdin
         size = grown
     if size:
         yield part
-    for cached in _cached(mirror.cached, part_bytes):
+    for cached in _cached(holding.cached, part_bytes):
         yield pb.Holdings(cached=[cached])
     yield pb.Holdings(last=True)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from services.soak.faults import MESSAGE_FAULTS, Fault, FaultKind
+from services.soak.message_faults import MessageFault
 from services.soak.proof import Outage
-from services.soak.proxy import FaultyProxy, MessageFault
+from services.soak.proxy import FaultyProxy
 from services.soak.stack import POLL_SECONDS, Child, Stack, deaf_sockets
 
 WHOLE_SECONDS = 10.0
@@ -18,10 +19,10 @@ WHOLE_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Disturber:
-    """One run's faults. proxy: in front of the KV manager, for the runners that use it."""
+    """One run's faults. proxies: each in front of the KV manager, for one runner; faults of messages meet all."""
 
     stack: Stack
-    proxy: FaultyProxy
+    proxies: Sequence[FaultyProxy]
     clock: Callable[[], float]
     tell: Callable[[str], None]
     outages: list[Outage] = field(default_factory=list)
@@ -74,11 +75,15 @@ class Disturber:
                 await self._kill_runner(fault)
 
     async def _disturb_messages(self, fault: Fault) -> None:
-        self.proxy.fault = MessageFault(fault.kind, fault.share)
+        self._set(MessageFault(fault.kind, fault.share))
         try:
             await asyncio.sleep(fault.seconds)
         finally:
-            self.proxy.fault = None
+            self._set(None)
+
+    def _set(self, fault: MessageFault | None) -> None:
+        for proxy in self.proxies:
+            proxy.faults.fault = fault
 
     async def _kill_runner(self, fault: Fault) -> None:
         began = self.clock()

@@ -24,7 +24,7 @@ class FaultKind(Enum):
 
 
 MESSAGE_FAULTS = frozenset({FaultKind.LOSE, FaultKind.DOUBLE, FaultKind.DELAY, FaultKind.REORDER, FaultKind.CUT})
-"""What happens between a runner and its KV manager, and to one runner of them only."""
+"""What happens between each runner and its KV manager."""
 
 _SECONDS = {
     FaultKind.KILL_MANAGER: (0.0, 2.0),

@@ -1,62 +1,52 @@
-"""Between a runner and its KV manager: passes everything on, and loses, doubles, delays, reorders and cuts messages.
+"""Between a runner and its KV manager: passes all calls on, and lets faults happen to the messages of sessions.
 
-Only steps and their answers are subject to faults. What opens a session goes over whole and in order or not at all, as
-it does on any stream.
+Sessions come by gRPC, or by a socket of their own beside the proxy's address, as beside a KV manager's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import grpc
-from octavo.kv.v1 import kv_manager_pb2 as pb
 
+from services.addresses import session_address
 from services.channels import open_aio_channel
 from services.grpc_server import bind
-from services.soak.faults import FaultKind
-
-DELAY_SECONDS = 1.0
-"""A late message, and all behind it, come so much later at most."""
-REORDER_SECONDS = 0.2
-"""How long a message waits for others to overtake it."""
+from services.soak.message_faults import MessageFaults, is_answer, is_step
+from services.soak.socket_proxy import SocketProxy
 
 Queue = asyncio.Queue[bytes | None]
 """Messages of one direction; None ends it."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessageFault:
-    """What happens to that share of the messages."""
-
-    kind: FaultKind
-    share: float
-
-
 class FaultyProxy:
-    """A server on `listen` that calls `upstream`. Set `fault` to begin, and None to end it. Lives on one event loop."""
+    """A server on `listen` that calls `upstream`; lives on one event loop.
 
-    def __init__(self, listen: str, upstream: str, rng: Random) -> None:
-        self.fault: MessageFault | None = None
-        self.hits: Counter[FaultKind] = Counter()
-        """Messages that something happened to, by what."""
+    by_socket: whether there is a socket for sessions beside both, which are Unix sockets then.
+    """
+
+    def __init__(self, listen: str, upstream: str, faults: MessageFaults, *, by_socket: bool) -> None:
+        self.faults = faults
         self._listen = listen
-        self._rng = rng
         self._channel = open_aio_channel(upstream)
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers((_Everything(self._pass_session, self._pass_call),))
+        self._socket_proxy = _beside(listen, upstream, faults) if by_socket else None
 
     async def start(self) -> None:
         """Listens."""
+        if self._socket_proxy is not None:
+            # Before the address, as that of a KV manager.
+            await self._socket_proxy.start()
         bind(self._server, self._listen)
         await self._server.start()
 
     async def stop(self) -> None:
         """Ends what is open."""
+        if self._socket_proxy is not None:
+            await self._socket_proxy.stop()
         await self._server.stop(0)
         await self._channel.close()
 
@@ -77,8 +67,8 @@ class FaultyProxy:
 
         call = self._channel.stream_stream(method)(_items(up))
         readers = [
-            _start(self._read(requests, up, _is_step, end_by_cut), up),
-            _start(self._read(call, down, _is_answer, end_by_cut), down),
+            _start(self._read(requests, up, is_step, end_by_cut), up),
+            _start(self._read(call, down, is_answer, end_by_cut), down),
         ]
         try:
             async for message in _items(down):
@@ -100,30 +90,9 @@ class FaultyProxy:
         is_subject: Callable[[bytes], bool],
         end_by_cut: Callable[[], None],
     ) -> None:
-        """Moves messages into a queue, as far as they are not lost, until the session is cut."""
-        async for message in messages:
-            match self._happens() if is_subject(message) else None:
-                case None:
-                    queue.put_nowait(message)
-                case FaultKind.DOUBLE:
-                    queue.put_nowait(message)
-                    queue.put_nowait(message)
-                case FaultKind.DELAY:
-                    await asyncio.sleep(self._rng.uniform(0.0, DELAY_SECONDS))
-                    queue.put_nowait(message)
-                case FaultKind.REORDER:
-                    asyncio.get_running_loop().call_later(REORDER_SECONDS, queue.put_nowait, message)
-                case FaultKind.CUT:
-                    end_by_cut()
-                    return
-
-    def _happens(self) -> FaultKind | None:
-        """What happens to the next message. A lost one goes into no queue."""
-        fault = self.fault
-        if fault is None or self._rng.random() >= fault.share:
-            return None
-        self.hits[fault.kind] += 1
-        return fault.kind
+        """Moves messages into a queue, until the session is cut."""
+        if await self.faults.carry(messages, queue.put_nowait, is_subject):
+            end_by_cut()
 
 
 class _Everything(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -171,9 +140,8 @@ async def _abort(context: Any, error: grpc.aio.AioRpcError) -> None:
     await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
 
 
-def _is_step(message: bytes) -> bool:
-    return bool(pb.SessionRequest.FromString(message).HasField("step"))
-
-
-def _is_answer(message: bytes) -> bool:
-    return bool(pb.SessionResponse.FromString(message).HasField("answer"))
+def _beside(listen: str, upstream: str, faults: MessageFaults) -> SocketProxy:
+    here, there = session_address(listen), session_address(upstream)
+    assert here is not None, f"no socket for sessions can be beside {listen}"
+    assert there is not None, f"no socket for sessions can be beside {upstream}"
+    return SocketProxy(here, there, faults)

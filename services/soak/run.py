@@ -6,7 +6,7 @@ import asyncio
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,15 @@ from services.errors import StartupError
 from services.soak.disturber import Disturber
 from services.soak.faults import Fault, fault_schedule
 from services.soak.load import MAX_TOKENS, PROMPTS, SEARCH_TOKENS, SEARCH_WIDTH
+from services.soak.message_faults import MessageFaults
 from services.soak.proof import Answer, PoolEnd, Truth, count_ends, faults_of, pool_faults
 from services.soak.proxy import FaultyProxy
 from services.soak.stack import POLL_SECONDS, RunnerPlace, Stack
 from services.soak.users import Users
 
-RUNNERS = 2
-"""The last of them reaches the KV manager through the proxy."""
+BY_SOCKET = (True, False)
+"""Of the runners: whether its sessions go over the socket for them, or over gRPC. Each has a proxy of its own."""
+RUNNERS = len(BY_SOCKET)
 END_SECONDS = 120.0
 """After the load, before a stream counts as one that hangs."""
 SETTLE_SECONDS = 30.0
@@ -56,9 +58,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """found: what was wrong, a sentence each. ends: requests by how they ended. hits: disturbed messages by kind.
-
-    counts: what the runners count, by name, since each was started last.
+    """found: what was wrong, a sentence each. ends: requests by how they ended. hits: disturbed messages by what
+    happened to them, and by the way. counts: what the runners count, by name, since each was started last.
     """
 
     found: tuple[str, ...]
@@ -70,13 +71,18 @@ class Report:
 
 async def soak(plan: Plan, directory: Path, tell: Tell) -> Report:
     """Runs it all with processes whose files are in `directory`. Raises StartupError when they don't start at all."""
-    proxy_address = f"unix:{directory}/proxy.sock"
-    stack = Stack(directory, [""] * (RUNNERS - 1) + [proxy_address])
-    proxy = FaultyProxy(proxy_address, stack.kv_address, Random(f"messages {plan.seed}"))
+    addresses = [f"unix:{directory}/proxy-{number}.sock" for number in range(RUNNERS)]
+    stack = Stack(directory, addresses)
+    proxies = [
+        FaultyProxy(address, stack.kv_address, MessageFaults(Random(f"messages {plan.seed} {number}")), by_socket=way)
+        for number, (address, way) in enumerate(zip(addresses, BY_SOCKET, strict=True))
+    ]
     async with AsyncExitStack() as cleanup:
-        cleanup.push_async_callback(proxy.stop)
+        for proxy in proxies:
+            cleanup.push_async_callback(proxy.stop)
         cleanup.push_async_callback(stack.stop)
-        await proxy.start()
+        for proxy in proxies:
+            await proxy.start()
         stack.start_manager()
         for number in range(RUNNERS):
             stack.start_runner(number)
@@ -85,23 +91,23 @@ async def soak(plan: Plan, directory: Path, tell: Tell) -> Report:
         tell("undisturbed run")
         # The last pool has room for many answers at a time.
         truth = await _truth(stack.places[-1])
-        run = _Run(plan, stack, proxy, truth, tell)
+        run = _Run(plan, stack, proxies, truth, tell)
         return await run.work()
 
 
 class _Run:
     """From the beginning of the load to the report."""
 
-    def __init__(self, plan: Plan, stack: Stack, proxy: FaultyProxy, truth: Truth, tell: Tell) -> None:
+    def __init__(self, plan: Plan, stack: Stack, proxies: Sequence[FaultyProxy], truth: Truth, tell: Tell) -> None:
         self._plan = plan
         self._stack = stack
-        self._proxy = proxy
+        self._proxies = proxies
         self._truth = truth
         self._tell = tell
         began = time.monotonic()
         self._clock = lambda: time.monotonic() - began
         self._users = Users(plan.seed, self._clock)
-        self._disturber = Disturber(stack, proxy, self._clock, tell)
+        self._disturber = Disturber(stack, proxies, self._clock, tell)
         self._counts: Counter[str] = Counter()
 
     async def work(self) -> Report:
@@ -121,7 +127,7 @@ class _Run:
         return Report(
             tuple(found),
             count_ends(outcomes),
-            {kind.value: count for kind, count in self._proxy.hits.items()},
+            self._hits(),
             self._counts,
             sum(outcome.num_tokens for outcome in outcomes),
         )
@@ -189,6 +195,15 @@ class _Run:
             runner_lease=int((await asyncio.to_thread(_samples, place))["octavo_kv_lease_blocks"]),
             violations=violations,
         )
+
+    def _hits(self) -> dict[str, int]:
+        """Disturbed messages, by the way and by what happened to them."""
+        ways = zip(BY_SOCKET, self._proxies, strict=True)
+        return {
+            f"{kind.value} ({'socket' if by_socket else 'gRPC'})": count
+            for by_socket, proxy in ways
+            for kind, count in proxy.faults.hits.items()
+        }
 
     async def _tick(self) -> None:
         """A line a second."""

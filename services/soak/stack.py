@@ -81,7 +81,7 @@ class Stack:
     """A KV manager and its runners, in one directory."""
 
     def __init__(self, directory: Path, kv_addresses: list[str]) -> None:
-        """kv_addresses: by runner, where it finds the KV manager; empty: at its own address."""
+        """kv_addresses: by runner, where it finds the KV manager."""
         self.directory = directory
         self.kv_path = directory / "kv.sock"
         self.kv_address = f"unix:{self.kv_path}"
@@ -90,9 +90,9 @@ class Stack:
                 f"pool-{number}",
                 f"unix:{directory}/runner-{number}.sock",
                 f"127.0.0.1:{free_port()}",
-                given or self.kv_address,
+                kv_address,
             )
-            for number, given in enumerate(kv_addresses)
+            for number, kv_address in enumerate(kv_addresses)
         ]
         self.manager: Child | None = None
         self.runners: list[Child] = []

@@ -145,7 +145,9 @@ class InProcessPort:
 
     def progress(self, rows: Sequence[Row]) -> tuple[list[Grant], list[type[KvError]]]:
         news = [(self.pool.sequence(row[0]), *row[1:]) for row in rows]
-        grants, refused = self.pool.progress(columns(news))
+        grants, refused = self.pool.answer(columns(news))
+        assert self.pool.check().violations == ()
+        self.pool.settle()
         return grants, [type(error) for _, error in refused]
 
     def lookup(self, tokens: Tokens, scope: CacheScope, spans: Spans) -> Hit:

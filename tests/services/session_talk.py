@@ -20,8 +20,9 @@ class Talk:
 
     def say(self, message: pb.SessionRequest) -> pb.SessionResponse | None:
         """The answer, if there is one."""
+        answers: list[pb.SessionResponse] = []
         try:
-            answers = self.core.receive(message)
+            self.core.receive(message, answers.append)
         finally:
             if self.core.epoch and self.core.pool_id in dict(self.manager.pools()):
                 assert self.pool.check().violations == ()

@@ -27,7 +27,7 @@ def test_each_opening_is_a_new_epoch_and_fences_the_one_before():
     one.step(1, admit(1, [1] * 4))
     assert two.open().epoch == 2
     with pytest.raises(SessionTaken, match="in epoch 2, and this session speaks for epoch 1"):
-        one.core.receive(step(1, 2, admit(2, [1])))
+        one.say(step(1, 2, admit(2, [1])))
     one.core.end()
     assert two.pool.occupancy().leased_blocks == LEASE
     assert two.pool.occupancy().sequences == 0

@@ -174,8 +174,9 @@ class FakeLink:
             moment, _, request = self._to_server.pop(0)
             # A server that was stopped answers when it goes on.
             moment = max(moment, server.awake_since)
+            answers: list[pb.SessionResponse] = []
             try:
-                answers = self._core.receive(request)
+                self._core.receive(request, answers.append)
             except KvError as error:
                 failure = kv_failure(error)
                 assert failure is not None
