@@ -32,6 +32,7 @@ OWN_FLAGS = {
         "kernels_avx2vnni.cpp": [*AVX2, "-mavxvnni"],
         "kernels_avx512.cpp": AVX512,
         "kernels_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
+        "kernels_avx512bf16.cpp": [*AVX512, "-mavx512bf16"],
     },
     "aarch64": {"kernels_neondot.cpp": ["-march=armv8.2-a+dotprod"]},
 }

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch.nn import functional
 
+from bench import turns
 from bench.kernels import BLOCK_SIZE, CPU, READ_UNIT, Bench, machine
 from bench.rotated import RotatedWeights, rotated_config
-from bench.turns import LoadMeter, Way, clock_for
+from bench.turns import LoadMeter, clock_for
 from model_runner import native
 from model_runner.attention import AttentionBackend, AttentionShape, create_backend
 from model_runner.batch import BatchEntry, pack_batch
@@ -33,47 +34,59 @@ EMBEDDING_BITS = {"float32": 32, "bfloat16": 16, "int8": 8.5, "int4": 8.5}
 TEXT = Path(__file__).parent.parent / "docs" / "eviction.md"
 
 
-def cache_for(model: NativeDecoder, tokens: int) -> AttentionBackend:
-    c, blocks = model.config, -(-tokens // BLOCK_SIZE) + 1
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A model, and what its K/V are: float32 or bfloat16."""
+
+    model: NativeDecoder
+    kv_dtype: torch.dtype = torch.float32
+
+
+def cache_for(way: Way, tokens: int) -> AttentionBackend:
+    c, blocks = way.model.config, -(-tokens // BLOCK_SIZE) + 1
     shape = AttentionShape(
-        c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, BLOCK_SIZE, blocks, torch.float32, CPU, c.sliding_window
+        c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, BLOCK_SIZE, blocks, way.kv_dtype, CPU, c.sliding_window
     )
     return create_backend("cpu", shape)
 
 
-def perplexity(model: NativeDecoder, token_ids: Sequence[int]) -> float:
+def perplexity(way: Way, token_ids: Sequence[int]) -> float:
     """e to the mean surprise at each token but the first of every window, in nats."""
     total, count = 0.0, 0
     for start in range(0, len(token_ids) - 1, WINDOW):
         window = token_ids[start : start + WINDOW]
-        backend = cache_for(model, WINDOW)
+        backend = cache_for(way, WINDOW)
         table = list(range(1, WINDOW // BLOCK_SIZE + 1))
         for first in range(0, len(window) - 1, STEP):
             tokens = window[first : min(first + STEP, len(window) - 1)]
             batch = pack_batch([BatchEntry(tokens, first, table, True)], BLOCK_SIZE, CPU)
-            logits = model.forward(replace(batch, logits_rows=torch.arange(len(tokens))), backend)
+            logits = way.model.forward(replace(batch, logits_rows=torch.arange(len(tokens))), backend)
             following = torch.tensor(window[first + 1 : first + 1 + len(tokens)])
             total += functional.cross_entropy(logits, following, reduction="sum").item()
             count += len(tokens)
     return float(torch.tensor(total / count).exp())
 
 
-def decode(model: NativeDecoder, context: int) -> Way:
-    backend, table = cache_for(model, context), list(range(1, context // BLOCK_SIZE + 1))
+def decode(way: Way, context: int) -> turns.Way:
+    backend, table = cache_for(way, context), list(range(1, context // BLOCK_SIZE + 1))
     batch = pack_batch([BatchEntry([5], context - 1, table, True)], BLOCK_SIZE, CPU)
-    return lambda turn: model.forward(batch, backend)
+    return lambda turn: way.model.forward(batch, backend)
 
 
-def models(forms: Sequence[str]) -> dict[str, NativeDecoder]:
+def ways_of(forms: Sequence[str]) -> dict[str, Way]:
     reader = GgufFile(demo_model_path())
     config = load_model(demo_model_path()).config
     weights = GgufWeights(reader, config)
     rotated = RotatedWeights(weights, config)
+    exact = NativeDecoder(config, weights, EXACT)
+    rounding = NativeDecoder(config, weights, EXACT, activations="int8")
     made = {
-        "auto, the file's own": NativeDecoder(config, weights, EXACT),
-        "auto, int8 activations": NativeDecoder(config, weights, EXACT, activations="int8"),
+        "auto, the file's own": Way(exact),
+        "K/V in bfloat16": Way(exact, torch.bfloat16),
+        "auto, int8 activations": Way(rounding),
+        "the same, K/V bfloat16": Way(rounding, torch.bfloat16),
     }
-    return made | {form: NativeDecoder(rotated_config(config), rotated, form) for form in forms}
+    return made | {form: Way(NativeDecoder(rotated_config(config), rotated, form)) for form in forms}
 
 
 @torch.inference_mode()
@@ -89,24 +102,24 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     bench.library.set_threads(given.threads)
     print(machine(bench.library))
-    made = models(native.FORMS)
+    made = ways_of(native.FORMS)
     token_ids = load_model(demo_model_path()).tokenizer.encode(given.text.read_text())[: given.tokens]
     memory = native.zeros((64 * READ_UNIT,), torch.float32)
     meter = LoadMeter()
-    ways: dict[str, Way] = {"read": lambda turn: bench.read(memory)}
-    took = bench.compare(ways | {name: decode(model, given.context) for name, model in made.items()})
+    ways: dict[str, turns.Way] = {"read": lambda turn: bench.read(memory)}
+    took = bench.compare(ways | {name: decode(way, given.context) for name, way in made.items()})
     print(f"one sequence at {given.context} tokens; perplexity of {len(token_ids)} tokens of {given.text.name}")
     print(meter.read())
-    for name, model in made.items():
-        c = model.config
-        kv = 8 * c.num_layers * c.num_kv_heads * c.head_dim * given.context
-        size = sum(model.forms().values())
+    for name, way in made.items():
+        c = way.model.config
+        kv = 2 * way.kv_dtype.itemsize * c.num_layers * c.num_kv_heads * c.head_dim * given.context
+        size = sum(way.model.forms().values())
         if not c.tie_word_embeddings:
             size -= int(c.vocab_size * c.hidden_size * EMBEDDING_BITS[name] / 8)
         least = (size + kv) * took["read"] / memory.nbytes
         print(
             f"{name:>22}: {size / 2**20:6.1f} MiB, {took[name] * 1e3:6.2f} ms, at least {least * 1e3:6.2f} to read, "
-            f"perplexity {perplexity(model, token_ids):.3f}",
+            f"perplexity {perplexity(way, token_ids):.3f}",
             flush=True,
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model_runner.device_copies import to_device
 from model_runner.request import BeamSearch, EarlyStopping, PositionLogprobs
 from model_runner.sampling import logprobs
 
@@ -147,8 +148,8 @@ class Search:
     def _extend(self, logits: Tensor, candidates: Sequence[_Candidate]) -> list[Beam]:
         positions: Sequence[PositionLogprobs | None] = [None] * len(candidates)
         if self._top_logprobs is not None and candidates:
-            rows = torch.tensor([each.parent for each in candidates], device=logits.device)
-            token_ids = torch.tensor([each.token_id for each in candidates], device=logits.device)
+            rows = to_device(torch.tensor([each.parent for each in candidates]), logits.device)
+            token_ids = to_device(torch.tensor([each.token_id for each in candidates]), logits.device)
             positions = logprobs(logits[rows], token_ids, [self._top_logprobs] * len(candidates))
         length = self.length + 1
         return [

@@ -102,20 +102,24 @@ def padded_sizes(max_sequences: int) -> list[int]:
 
 
 class CudaCapture:
-    """Captures on a stream of its own; all graphs have one pool of memory, for no two run at a time."""
+    """Captures on one stream of its own; all graphs have one pool of memory, for no two run at a time.
+
+    cuBLAS keeps a workspace for each stream that ever used it, so graphs that were computed on streams of their own
+    would keep one each.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, compute: Callable[[], Tensor]) -> Replay:
         """Computes once before, which compiles kernels and allocates what they keep."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             compute()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             output = compute()
 
         def replay() -> Tensor:

@@ -12,6 +12,7 @@ from model_runner.admission import SearchRoom
 from model_runner.beam_steps import Searcher
 from model_runner.best_of import BestOf, aborted
 from model_runner.detokenizer import Detokenizer
+from model_runner.device_copies import to_device
 from model_runner.draws import Drawn, Draws
 from model_runner.logit_rules import LogitRules
 from model_runner.observer import EngineObserver
@@ -96,7 +97,7 @@ class Generation:
             self._draw_all(drawing, source, logits, now, outcome)
         for live in dict.fromkeys(sequence.live for sequence in beams):
             if live.search is not None:
-                own = torch.tensor([beams[sequence] for sequence in live.sequences], device=logits.device)
+                own = to_device(torch.tensor([beams[sequence] for sequence in live.sequences]), logits.device)
                 self._searcher.advance(live, live.search, logits[own], now, outcome)
         return outcome
 

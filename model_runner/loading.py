@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from model_runner.attention.backend import BFLOAT16_CAPABILITY, lacks
 from model_runner.checkpoint_scales import checkpoint_scales
 from model_runner.config import ModelConfig
 from model_runner.config_gguf import config_from_gguf
@@ -67,8 +68,9 @@ def load_model(
 ) -> LoadedModel:
     """Loads a directory with safetensors, or a .gguf file; blocks for seconds. Raises ModelLoadError.
 
-    weights_dtype: one of WEIGHT_FORMS, or auto for float32 on a CPU and bfloat16 elsewhere. int8 and int4 need the CPU
-    kernels, which also hold the weights of auto in the smallest form that loses nothing of what the file has.
+    weights_dtype: one of WEIGHT_FORMS, or auto for float32 on a CPU, bfloat16 on a GPU that has it, and float16 on
+    others. int8 and int4 need the CPU kernels, which also hold the weights of auto in the smallest form that loses
+    nothing of what the file has.
     activations_dtype: auto for as they come, or int8, which needs the CPU kernels and weights in 8 or 4 bits. name:
     what the model is called, by default as its file is. with_kv_scales: reads the checkpoint's scales of K and V too.
     on_progress: gets bytes read so far and in all.
@@ -129,6 +131,8 @@ def _open_gguf(path: Path) -> tuple[ModelConfig, WeightSource, Tokenizer]:
 
 def _form(name: str, device: torch.device) -> str:
     if name == "auto":
+        if device.type == "cuda" and lacks(device, BFLOAT16_CAPABILITY):
+            return "float16"
         return "float32" if device.type == "cpu" else "bfloat16"
     if name not in WEIGHT_FORMS:
         raise ModelLoadError(f"The weights' type {name!r} is not supported; auto, {', '.join(WEIGHT_FORMS)} are.")

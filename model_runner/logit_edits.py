@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model_runner.device_copies import to_device
+
 _WORD_BITS = 32
 
 
@@ -66,8 +68,8 @@ def apply_edits(logits: Tensor, edits: Sequence[LogitEdits | None]) -> Tensor:
     flat[_places([(row, each.banned) for row, each in given], vocabulary, logits)] = -torch.inf
     masked = [(row, each.mask) for row, each in given if each.mask is not None]
     if masked:
-        rows = torch.tensor([row for row, _ in masked], device=logits.device)
-        words = torch.from_numpy(np.stack([mask for _, mask in masked]).view(np.int32)).to(logits.device)
+        rows = to_device(torch.tensor([row for row, _ in masked]), logits.device)
+        words = to_device(torch.from_numpy(np.stack([mask for _, mask in masked]).view(np.int32)), logits.device)
         edited[rows] = edited[rows].masked_fill_(~_bits(words, vocabulary), -torch.inf)
     return edited
 
@@ -95,7 +97,7 @@ def _places(ids: Sequence[tuple[int, NDArray[np.int32]]], vocabulary: int, like:
 
 
 def _joined(arrays: Sequence[NDArray[np.int64]] | Sequence[NDArray[np.float32]], like: Tensor) -> Tensor:
-    return torch.from_numpy(np.concatenate(arrays)).to(like.device)
+    return to_device(torch.from_numpy(np.concatenate(arrays)), like.device)
 
 
 def _bits(words: Tensor, vocabulary: int) -> Tensor:

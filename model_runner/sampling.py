@@ -85,7 +85,7 @@ def _positions(logits: Tensor, places: Tensor, token_ids: Tensor, counts: Sequen
         answers: list[PositionLogprobs] = []
         for first in range(0, len(counts), _ROWS_AT_ONCE):
             part = slice(first, first + _ROWS_AT_ONCE)
-            answers += logprobs_at_once(logits[places[part].to(logits.device)], token_ids[part], counts[part])
+            answers += logprobs_at_once(logits[to_device(places[part], logits.device)], token_ids[part], counts[part])
         return answers
     if native.library() is not None:
         return kernels.logprobs(logits, places, token_ids, counts)

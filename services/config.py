@@ -94,7 +94,8 @@ class ModelRunnerSettings(RunnerServerSettings):
     )
     weights_dtype: WeightsDtype = Field(
         "auto",
-        description="Type of the weights; auto: float32 values on a CPU, held as small as the file, bfloat16 on a GPU.",
+        description="Type of the weights; auto: float32 values on a CPU, held as small as the file, bfloat16 on a GPU "
+        "that has it, else float16.",
     )
     activations_dtype: ActivationsDtype = Field(
         "auto",

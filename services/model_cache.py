@@ -11,7 +11,7 @@ from model_runner.device_copies import CudaLane
 from model_runner.device_memory import CudaDevice, Device, StepMemory, measure
 from model_runner.executor import TorchExecutor
 from model_runner.kv_memory import KvMemory, describe_bytes
-from model_runner.largest_step import NUM_BLOCKS, run_largest_step
+from model_runner.largest_step import NUM_BLOCKS, StepBounds, run_largest_step
 from model_runner.loading import LoadedModel
 from model_runner.models.native import NativeDecoder
 from services.config import ModelRunnerSettings
@@ -22,11 +22,15 @@ _CPU_MEMORY = 1 << 30
 
 
 def allocate_cache(
-    settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMemory, shape: AttentionShape
+    settings: ModelRunnerSettings,
+    loaded: LoadedModel,
+    memory: KvMemory,
+    shape: AttentionShape,
+    bounds: StepBounds,
 ) -> Choice:
     """Chooses the backend with a cache of two blocks, counts what there is room for, and allocates that.
 
-    shape: of the smaller cache. Raises StartupError with one sentence.
+    shape: of the smaller cache. bounds: of steps. Raises StartupError with one sentence.
     """
     device = shape.device
     try:
@@ -35,10 +39,12 @@ def allocate_cache(
         raise StartupError(f"--attention-backend: {error}.") from None
     except torch.OutOfMemoryError:
         raise StartupError(f"No memory for attention beside the weights{free_of(device)}.") from None
-    num_blocks = _num_blocks(settings, loaded, memory, choice.backend)
+    num_blocks = _num_blocks(settings, loaded, memory, choice.backend, bounds)
     kind, refused, behind = type(choice.backend), choice.refused, choice.behind
     # What it has of the device goes before the cache comes.
     del choice
+    # Afterwards half of the cache may be there.
+    free = free_of(device)
     try:
         return Choice(kind(replace(shape, num_blocks=num_blocks)), refused, behind)
     except RuntimeError:
@@ -46,7 +52,7 @@ def allocate_cache(
         wanted = describe_bytes(num_blocks * memory.bytes_per_block)
         raise StartupError(
             f"No memory for {num_blocks} KV blocks of {describe_bytes(memory.bytes_per_block)} each, {wanted} in all"
-            f"{free_of(device)}; give fewer by --num-blocks or --kv-cache-memory."
+            f"{free}; give fewer by --num-blocks or --kv-cache-memory."
         ) from None
 
 
@@ -55,6 +61,7 @@ def free_of(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
     memory = CudaDevice(device)
+    memory.start_over()
     return f", where {describe_bytes(memory.free())} of {describe_bytes(memory.total())} are free"
 
 
@@ -78,7 +85,13 @@ def smallest_shape(
     )
 
 
-def _num_blocks(settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMemory, backend: AttentionBackend) -> int:
+def _num_blocks(
+    settings: ModelRunnerSettings,
+    loaded: LoadedModel,
+    memory: KvMemory,
+    backend: AttentionBackend,
+    bounds: StepBounds,
+) -> int:
     """What --num-blocks says, or what --kv-cache-memory buys, or on a GPU what the largest step leaves."""
     device = backend.shape.device
     if settings.num_blocks is not None:
@@ -86,32 +99,32 @@ def _num_blocks(settings: ModelRunnerSettings, loaded: LoadedModel, memory: KvMe
     if settings.kv_cache_memory is None and device.type == "cuda":
         graphs = None
         if why_no_graphs(settings, loaded.model, backend) is None:
-            graphs = graphs_of(settings, loaded.model, backend, loaded.config.max_position_embeddings)
+            graphs = graphs_of(settings, loaded.model, backend, bounds.longest)
         executor = TorchExecutor(loaded.model, backend, memory.block_size, device, graphs)
-        return blocks_left(settings, memory, measured_step(settings, executor, CudaDevice(device)))
+        return blocks_left(settings, memory, measured_step(bounds, executor, CudaDevice(device)))
     try:
         return memory.blocks_for_budget(settings.kv_cache_memory or _CPU_MEMORY)
     except ValueError as error:
         raise StartupError(str(error)) from None
 
 
-def measured_step(settings: ModelRunnerSettings, executor: TorchExecutor, device: Device) -> StepMemory:
-    """What the largest step that the settings allow takes of a device, and its graphs, which stay.
+def measured_step(bounds: StepBounds, executor: TorchExecutor, device: Device) -> StepMemory:
+    """What the largest step takes of a device beside the graphs, which are captured first: that gives back what torch
+    does not use.
 
     Raises StartupError where it does not fit.
     """
-    tokens, sequences = settings.max_batched_tokens, settings.max_sequences
 
     def work() -> None:
-        run_largest_step(executor, CudaLane(executor.device), tokens, sequences, settings.block_size)
         # What cannot be captured is spoken of when those that serve are.
         why_not_captured(executor)
+        run_largest_step(executor, CudaLane(executor.device), bounds)
 
     try:
         return measure(device, work)
     except torch.OutOfMemoryError:
         raise StartupError(
-            f"A step of {tokens} tokens in {sequences} sequences does not fit beside the weights: "
+            f"A step of {bounds.tokens} tokens in {bounds.sequences} sequences does not fit beside the weights: "
             f"{describe_bytes(device.free())} of {describe_bytes(device.total())} are free; lower "
             "--max-batched-tokens or --max-sequences."
         ) from None

@@ -21,6 +21,7 @@ from model_runner.engine_types import EngineOptions
 from model_runner.errors import ModelLoadError
 from model_runner.executor import TorchExecutor
 from model_runner.kv_memory import KvMemory, describe_bytes
+from model_runner.largest_step import StepBounds
 from model_runner.loading import KV_DTYPES, LoadedModel, demo_model_path, load_model
 from model_runner.models.decoder import Decoder
 from model_runner.models.native import NativeDecoder
@@ -131,7 +132,16 @@ def _with_cache(settings: ModelRunnerSettings, loaded: LoadedModel, device: torc
     memory = KvMemory(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype.itemsize, settings.block_size)
     shape = smallest_shape(loaded, memory, kv_dtype, device)
     scaling = scaling_for(settings, loaded, shape)
-    choice = allocate_cache(settings, loaded, memory, replace(shape, scales=scaling.scales))
+    bounds = StepBounds(
+        tokens=settings.max_batched_tokens,
+        sequences=settings.max_sequences,
+        block_size=settings.block_size,
+        longest=config.max_position_embeddings,
+        guesses=settings.speculative_tokens,
+        runs_ahead=_are_async(settings, device),
+        sampler=drawing.sampler,
+    )
+    choice = allocate_cache(settings, loaded, memory, replace(shape, scales=scaling.scales), bounds)
     backend = choice.backend
     num_blocks = backend.shape.num_blocks
     cache = _dtype_name(kv_dtype)
@@ -248,7 +258,9 @@ def _device(name: str) -> torch.device:
         raise StartupError(f"--device {name!r} is no device; use auto, cpu, cuda or cuda:N.") from None
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
         raise StartupError(f"--device {name!r} is not there; this torch has {'cuda, ' * torch.cuda.is_available()}cpu.")
-    if device.index is not None:
+    if device.type == "cuda":
+        # With its number it is the same device to whoever compares.
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)
     return device
 

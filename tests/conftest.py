@@ -36,7 +36,8 @@ LONGEST_FIRST = (
     *("e2e/", "gateway/", "monitoring/", "helm/", "images/", "bench/", "services/soak/"),
     *("services/test_books_machine_over_grpc.py", "services/session/test_mirror_machine.py"),
     *("kvmanager/test_books_machine.py", "model_runner/test_native_", "model_runner/test_deterministic.py"),
-    *("model_runner/test_steps_on_a_card.py", "model_runner/test_paged_golden.py"),
+    *("model_runner/test_steps_on_a_card.py", "model_runner/test_paged_golden.py", "services/test_start_on_a_card.py"),
+    *("model_runner/test_uploads.py", "model_runner/test_largest_step.py"),
     *("services/test_cli_kv.py", "services/test_model_setup.py", "kvmanager/test_adaptive.py"),
     *("model_runner/test_decode_graphs.py", "kvmanager/test_planted_faults.py", "services/test_draining.py"),
 )

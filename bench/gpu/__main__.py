@@ -61,7 +61,8 @@ def main(
         return
     run = partial(run_here, place=place) if quick else partial(_apart, device)
     backends = ON_GPU if place.is_gpu else ON_CPU
-    results = run_all(backends, 60 * minutes, run, partial(_note, out))
+    workers = 1 if quick else len(backends)
+    results = run_all(backends, 60 * minutes, run, partial(_note, out), workers)
     typer.echo(json.dumps(results) if as_json else table(results))
     if has_failed(results):
         raise typer.Exit(EXIT_WRONG)

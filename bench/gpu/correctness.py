@@ -1,8 +1,8 @@
-"""Whether a backend is right on this device: small steps against the reference, over shapes that serve real models."""
+"""Whether a backend is right on this device: small steps against the reference, in shapes that serve real models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -21,15 +21,25 @@ _BLOCKS = (8, 16, 32, 64)
 
 
 def correctness(place: Place, backend: str) -> Iterator[dict[str, object]]:
+    """Whether the served model's own shape is right: what the other parts measure."""
+    yield from _checked(backend, [shape_of(place, 6, num_layers=1)])
+
+
+def shapes(place: Place, backend: str) -> Iterator[dict[str, object]]:
+    """The same of that shape with each property varied, for which most kernels are compiled for the first time."""
+    yield from _checked(backend, _varied(place))
+
+
+def _checked(backend: str, given: Iterable[AttentionShape]) -> Iterator[dict[str, object]]:
     """How many shapes are right, which can't be had and which are wrong, each with the reason. ok: none is wrong.
 
-    After each shape: where kernels are compiled for the first time, there may be no time for all.
+    After each shape: there may be no time for all.
     """
     right = 0
     refused: dict[str, str] = {}
     wrong: dict[str, str] = {}
     kind = BACKENDS[backend]
-    for shape in _shapes(place):
+    for shape in given:
         name, reason = _name(shape), kind.why_not(shape)
         if reason is not None:
             refused[name] = reason
@@ -40,10 +50,8 @@ def correctness(place: Place, backend: str) -> Iterator[dict[str, object]]:
         yield {"ok": right > 0 and not wrong, "right": right, "refused": refused, "wrong": wrong}
 
 
-def _shapes(place: Place) -> Iterator[AttentionShape]:
-    """The served model's own first, then each property varied."""
+def _varied(place: Place) -> Iterator[AttentionShape]:
     own = shape_of(place, 6, num_layers=1)
-    yield own
     types = _types(place)
     for number, (heads, dim) in enumerate(product(_HEADS, _DIMS)):
         query, kv = types[number % len(types)]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from bench.gpu.attention import attention
-from bench.gpu.correctness import correctness
+from bench.gpu.correctness import correctness, shapes
 from bench.gpu.machine import facts, speeds
 from bench.gpu.place import Place
 from bench.gpu.serving import huggingface, split
@@ -28,6 +28,7 @@ BY_BACKEND: dict[str, Callable[[Place, str], Iterator[Figures]]] = {
     "steps": steps,
     "split": split,
     "huggingface": huggingface,
+    "shapes": shapes,
 }
 """Parts about one attention backend."""
 

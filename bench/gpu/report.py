@@ -31,7 +31,7 @@ def _rows(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[Ro
 
 
 def _of_part(part: str, backend: str, figures: Mapping[str, Any], speeds: Mapping[str, Any]) -> Iterator[Row]:
-    if part == "correctness":
+    if part in ("correctness", "shapes"):
         yield part, backend, _correct(figures)
     elif part == "attention":
         yield from _attention(backend, figures, speeds)

@@ -10,17 +10,21 @@ from random import Random
 
 import torch
 
+from bench.gpu.paged import blocks_of as blocks_for
 from bench.gpu.paged import make, shape_of
 from bench.gpu.place import Place
 from bench.gpu.random_model import random_model
 from bench.split import BLOCK_SIZE, QUICK, Case, Plan, blocks_of, measure_with
 from kvmanager.manager import KvManager
+from model_runner.attention import AttentionBackend
 from model_runner.books import PoolFacts
+from model_runner.decode_graphs import DecodeGraphs
 from model_runner.engine import Engine
 from model_runner.engine_types import EngineOptions, Failure
 from model_runner.executor import TorchExecutor
 from model_runner.kv_memory import KvMemory
 from model_runner.loading import LoadedModel
+from model_runner.models.decoder import Decoder
 from model_runner.request import Chunk, GenerateRequest, StopConditions
 from model_runner.scheduler_limits import SchedulerLimits
 from model_runner.validation import Limits
@@ -59,8 +63,19 @@ def setup_of(place: Place, loaded: LoadedModel, name: str, num_blocks: int, max_
         eos_token_ids=frozenset(c.eos_token_ids),
         async_steps=place.device.type == "cuda",
     )
-    executor = TorchExecutor(loaded.model, backend, place.block_size, place.device)
+    graphs = _graphs_of(place, loaded, backend, max_sequences, min(longest, c.max_position_embeddings))
+    executor = TorchExecutor(loaded.model, backend, place.block_size, place.device, graphs)
+    executor.capture_graphs()
     return Setup(loaded, backend, executor, memory, options, Limits(c.vocab_size, longest, max_sequences))
+
+
+def _graphs_of(
+    place: Place, loaded: LoadedModel, backend: AttentionBackend, max_sequences: int, longest: int
+) -> DecodeGraphs | None:
+    """As a start has them, on a GPU whose backend can."""
+    if not (place.is_gpu and backend.is_capturable and isinstance(loaded.model, Decoder)):
+        return None
+    return DecodeGraphs(loaded.model, backend, max_sequences, blocks_for(place, longest))
 
 
 def requests_of(place: Place) -> list[Request]:

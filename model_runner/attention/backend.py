@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from model_runner.batch import StepBatch
 from model_runner.books import CopyOrder
+from model_runner.device_copies import to_device
 from model_runner.kv_scales import KvScales
 
 
@@ -117,15 +118,17 @@ class AttentionBackend(ABC):
         """
 
     def copy_blocks(self, copies: Sequence[CopyOrder]) -> None:
-        """Copies the first slots of blocks to other blocks, in all layers, in order."""
-        for copy in copies:
-            for cache in (self.keys, self.values):
-                target = self._slots(cache, copy.target, copy.num_tokens)
-                target.copy_(self._slots(cache, copy.source, copy.num_tokens))
+        """Copies the first slots of blocks to other blocks, in all layers: all together, as if in order."""
+        if not copies:
+            return
+        columns = to_device(torch.tensor(moves_of(copies), dtype=torch.int64).T.contiguous(), self.shape.device)
+        source, target = (columns[0], columns[1]), (columns[2], columns[3])
+        for cache in (self.keys, self.values):
+            cache[self._slots(cache, *target)] = cache[self._slots(cache, *source)]
 
     @abstractmethod
-    def _slots(self, cache: Tensor, block: int, num_tokens: int) -> Tensor:
-        """A view of the first `num_tokens` slots of a block, in all layers."""
+    def _slots(self, cache: Tensor, blocks: Tensor, slots: Tensor) -> Any:
+        """The index of slots of blocks, int64 [N] each, in all layers."""
 
     @property
     def cache_bytes(self) -> int:
@@ -137,6 +140,19 @@ class AttentionBackend(ABC):
         index = torch.tensor(list(blocks), dtype=torch.long, device=self.keys.device)
         for cache in (self.keys, self.values):
             cache[:, index] = float("nan")
+
+
+def moves_of(copies: Sequence[CopyOrder]) -> list[tuple[int, int, int, int]]:
+    """Slots to copy at once, each as block and slot of its source and of its target, for copies that are in order.
+
+    What one order copies from another one's target comes from where that had it; no target comes twice.
+    """
+    origins: dict[tuple[int, int], tuple[int, int]] = {}
+    for copy in copies:
+        for slot in range(copy.num_tokens):
+            source = copy.source, slot
+            origins[copy.target, slot] = origins.get(source, source)
+    return [(*source, *target) for target, source in origins.items()]
 
 
 def stored(new: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
@@ -157,6 +173,9 @@ def capped(scores: Tensor, cap: float | None) -> Tensor:
 def name_of(dtype: torch.dtype) -> str:
     """'bfloat16' and the like."""
     return str(dtype).removeprefix("torch.")
+
+
+BFLOAT16_CAPABILITY = (8, 0)
 
 
 def lacks(device: torch.device, least: tuple[int, int]) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -61,5 +63,6 @@ class CpuAttention(AttentionBackend):
         attended = native.attend(self._step, self._cache, layer, self.shape.scale, queries, keys, values)
         return attended.to(queries.dtype)
 
-    def _slots(self, cache: Tensor, block: int, num_tokens: int) -> Tensor:
-        return cache[:, block, :, :, :num_tokens] if cache is self.keys else cache[:, block, :, :num_tokens]
+    def _slots(self, cache: Tensor, blocks: Tensor, slots: Tensor) -> Any:
+        heads = (slice(None),) * (2 if cache is self.keys else 1)
+        return (slice(None), blocks, *heads, slots)

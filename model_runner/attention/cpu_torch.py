@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,8 +118,8 @@ class TorchCpuAttention(AttentionBackend):
         slots = blocks.view(shape.num_kv_heads, -1, shape.head_dim)
         return slots[:, plan.first_slot : plan.last_slot]
 
-    def _slots(self, cache: Tensor, block: int, num_tokens: int) -> Tensor:
-        return cache[:, block, :, :num_tokens]
+    def _slots(self, cache: Tensor, blocks: Tensor, slots: Tensor) -> Any:
+        return slice(None), blocks, slice(None), slots
 
 
 def _attend_capped(

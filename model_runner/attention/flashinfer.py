@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_runner.attention.backend import AttentionShape, lacks, name_of, stored
+from model_runner.attention.backend import BFLOAT16_CAPABILITY, AttentionShape, lacks, name_of, stored
 from model_runner.attention.nhd import GpuAttention
 from model_runner.attention.pages import Pages, num_common_blocks, num_shared_blocks, pages_of, prefix_pages
 from model_runner.batch import StepBatch
@@ -30,7 +30,6 @@ CASCADE_TOKENS = 512
 CASCADE_INSTEAD_OF_GRAPH = 8 << 30
 """Bytes of K/V that need not be read, from which on it is worth launching a step's kernels one by one: milliseconds."""
 _LEAST_CAPABILITY = (7, 5)
-_BFLOAT16_CAPABILITY = (8, 0)
 
 Cache = tuple[Tensor, Tensor]
 Run = Callable[..., Tensor]
@@ -108,7 +107,7 @@ class FlashInferAttention(GpuAttention):
         if shape.head_dim not in HEAD_DIMS:
             return f"its kernels have heads of {', '.join(map(str, HEAD_DIMS))} dimensions, not {shape.head_dim}"
         is_cuda = shape.device.type == "cuda"
-        return lacks(shape.device, _BFLOAT16_CAPABILITY) if is_cuda and shape.query_dtype is torch.bfloat16 else None
+        return lacks(shape.device, BFLOAT16_CAPABILITY) if is_cuda and shape.query_dtype is torch.bfloat16 else None
 
     def plan(self, batch: StepBatch) -> None:
         self._await_plan()
@@ -184,9 +183,9 @@ class FlashInferAttention(GpuAttention):
 
     def _plan_wrapper(self, wrapper: Any, pages: Pages) -> Run:
         wrapper.plan(
-            pages.indptr,
+            self._locked(pages.indptr),
             self._on_device(pages.indices),
-            pages.last_page_len,
+            self._locked(pages.last_page_len),
             *self._sizes,
             **self._options(),
         )
@@ -195,10 +194,10 @@ class FlashInferAttention(GpuAttention):
 
     def _plan_prefill(self, wrapper: Any, pages: Pages, *, causal: bool) -> Run:
         wrapper.plan(
-            pages.query_indptr,
-            pages.indptr,
+            self._locked(pages.query_indptr),
+            self._locked(pages.indptr),
             self._on_device(pages.indices),
-            pages.last_page_len,
+            self._locked(pages.last_page_len),
             *self._sizes,
             causal=causal,
             **self._options(),
@@ -228,8 +227,9 @@ class FlashInferAttention(GpuAttention):
         return shared if shared * self.shape.block_size >= CASCADE_TOKENS else 0
 
     def _decode_wrapper(self, **options: Any) -> Any:
+        # Its own choice can be cuDNN, whose plan reads the pages on the host, which would wait for the device.
         return self._api.BatchDecodeWithPagedKVCacheWrapper(
-            self._workspace, "NHD", use_tensor_cores=wants_tensor_cores(self.shape), **options
+            self._workspace, "NHD", use_tensor_cores=wants_tensor_cores(self.shape), backend="fa2", **options
         )
 
     def _replayed_of(self, sequences: int, width: int) -> _Replayed:
@@ -271,6 +271,10 @@ class FlashInferAttention(GpuAttention):
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return to_device(tensor, self.shape.device)
+
+    def _locked(self, tensor: Tensor) -> Tensor:
+        """The tensor on the host, where a plan reads it; and copies it to the device, which nobody waits for."""
+        return tensor.pin_memory() if self.shape.device.type == "cuda" else tensor
 
     def _await_plan(self) -> None:
         """FlashInfer's plans lie in page-locked memory that the next plan writes: the last one must be copied first."""

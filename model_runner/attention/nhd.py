@@ -34,8 +34,8 @@ class NhdAttention(AttentionBackend):
         for cache, new, scale in ((self.keys, keys, shape.k_scale(layer)), (self.values, values, shape.v_scale(layer))):
             cache[layer].view(-1, *new.shape[1:])[slot_mapping] = stored(new, scale, cache.dtype)
 
-    def _slots(self, cache: Tensor, block: int, num_tokens: int) -> Tensor:
-        return cache[:, block, :num_tokens]
+    def _slots(self, cache: Tensor, blocks: Tensor, slots: Tensor) -> Any:
+        return slice(None), blocks, slots
 
 
 class GpuAttention(NhdAttention):

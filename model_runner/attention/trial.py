@@ -20,6 +20,12 @@ SCALES = KvScales((0.05,), (0.25,))
 _LONGEST_REASON = 200
 _LONG = 80
 """Blocks, of 8 tokens or more."""
+_RUN = 96
+"""Tokens of a prompt: for more than 64 FlashInfer has other kernels on Hopper, compiled when they are first wanted."""
+_SHARED, _SHARING = 512, 4
+"""Tokens that some sequences share, from which on FlashInfer reads them once for all and merges."""
+_FIRST_FREE = 6
+"""The first block that the steps of short sequences leave alone."""
 
 
 @torch.inference_mode()
@@ -28,7 +34,8 @@ def why_broken(make: Callable[[AttentionShape], AttentionBackend], shape: Attent
 
     This also compiles what it will need. It can take minutes, and it can raise nothing.
     """
-    small = replace(shape, num_layers=1, num_blocks=6, scales=None if shape.scales is None else SCALES)
+    num_blocks = _FIRST_FREE + max(_SHARING, -(-_RUN // shape.block_size))
+    small = replace(shape, num_layers=1, num_blocks=num_blocks, scales=None if shape.scales is None else SCALES)
     try:
         backend, reference = make(small), ReferenceAttention(small)
         off = max(_difference(backend, reference, batch, small) for batch in _steps(small))
@@ -44,13 +51,17 @@ def why_broken(make: Callable[[AttentionShape], AttentionBackend], shape: Attent
 def _steps(shape: AttentionShape) -> list[StepBatch]:
     """Two prompts, of which one goes on in its second block; then a token of one and a chunk of the other.
 
-    Last a token that sees two blocks again and again, so that kernels which cut long sequences do so.
+    Then a token that sees two blocks again and again, so that kernels which cut long sequences do so; a prompt that is
+    not short; and single tokens behind much that they share.
     """
     size = shape.block_size
     first = [BatchEntry([0] * (size + 1), 0, [1, 5], True), BatchEntry([0] * 3, 0, [2, 4], True)]
     second = [BatchEntry([0], size + 1, [1, 5], True), BatchEntry([0] * size, 3, [2, 4], True)]
     third = [BatchEntry([0], _LONG * size, [1, 5] * _LONG, True)]
-    return [pack_batch(entries, size, shape.device) for entries in (first, second, third)]
+    run = [BatchEntry([0] * _RUN, 0, range(_FIRST_FREE, shape.num_blocks), True)]
+    prefix = [1, 5] * -(-_SHARED // (2 * size))
+    sharing = [BatchEntry([0], len(prefix) * size, [*prefix, _FIRST_FREE + row], True) for row in range(_SHARING)]
+    return [pack_batch(entries, size, shape.device) for entries in (first, second, third, run, sharing)]
 
 
 def _difference(

@@ -16,7 +16,7 @@ from model_runner.config import ModelConfig
 from model_runner.errors import ModelLoadError
 from model_runner.models.parts import LayerParts, Part, TensorLoader, layer_parts, refuse_more_layers, whole_parts
 from model_runner.models.rope import Rope, RopeTable
-from model_runner.native import GROUP, CBatch, CLayer, CModel, Matrix, c_batch, need_library
+from model_runner.native import ACTIVATIONS, GROUP, CBatch, CLayer, CModel, Matrix, c_batch, need_library
 from model_runner.weights import Grouped, WeightSource
 
 EXACT = "exact"
@@ -76,6 +76,7 @@ class NativeDecoder:
                     c.num_kv_heads,
                     c.head_dim,
                     c.rms_norm_eps,
+                    ACTIVATIONS.index(activations),
                     embedding,
                     norm,
                     head,

@@ -1,8 +1,8 @@
 """The CPU kernels: attention over the paged cache, products with packed weights, and whole steps, through ctypes.
 
 library() is None where they were not built; then everything runs in plain torch. OCTAVO_NATIVE=0 turns them off, and
-OCTAVO_NATIVE_ISA names an instruction set (scalar, avx2, avx2vnni, avx512, avx512vnni, neon or neondot) to use instead
-of the CPU's best.
+OCTAVO_NATIVE_ISA names an instruction set (scalar, avx2, avx2vnni, avx512, avx512vnni, avx512bf16, neon or neondot) to
+use instead of the CPU's best.
 All tensors are on the CPU. Calls block, without Python's lock, and one waits for another.
 """
 
@@ -25,7 +25,8 @@ FORMS = ("float32", "bfloat16", "int8", "int4")
 """How a matrix may be held, in the order of their numbers in the library."""
 ACTIVATIONS = ("float32", "int8")
 """What int8 and int4 matrices are multiplied with: rows as they come, or rounded to 8 bits in groups of 32 inputs, for
-products of whole numbers. In the order of their numbers in the library."""
+products of whole numbers. int8 also lets attention round to bfloat16, where the K/V are and the CPU multiplies it. In
+the order of their numbers in the library."""
 GROUP = 32
 """Inputs that share a scale in int8 and int4."""
 
@@ -97,6 +98,7 @@ class CModel(Structure):
         ("kv_heads", c_int64),
         ("head_dim", c_int64),
         ("epsilon", c_float),
+        ("activations", c_int32),
         ("embedding", c_void_p),
         ("final_norm", c_void_p),
         ("head", c_void_p),
@@ -121,7 +123,7 @@ _SIGNATURES: dict[str, tuple[type | None, list]] = {
     "octavo_matrix_multiply": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
     "octavo_attend": (
         c_int32,
-        [POINTER(CBatch), POINTER(CCache), c_int64, c_int64, c_float, c_void_p, c_void_p, c_void_p, c_void_p],
+        [POINTER(CBatch), POINTER(CCache), c_int64, c_int64, c_float, *[c_void_p] * 4, c_int32],
     ),
     "octavo_model_new": (c_void_p, [POINTER(CModel)]),
     "octavo_model_free": (None, [c_void_p]),
@@ -334,11 +336,20 @@ def c_batch(batch: StepBatch, cos: Tensor | None = None, sin: Tensor | None = No
 
 
 def attend(
-    batch: CBatch, cached: CCache, layer: int, scale: float, queries: Tensor, keys: Tensor, values: Tensor
+    batch: CBatch,
+    cached: CCache,
+    layer: int,
+    scale: float,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    activations: str = "float32",
 ) -> Tensor:
     """Writes a step's K/V to one layer's slots, then attends: float32 [T, heads, head_dim], as the queries are.
 
-    queries: [T, heads, head_dim]; keys, values: [T, kv heads, head_dim]; any floating-point dtype.
+    queries: [T, heads, head_dim]; keys, values: [T, kv heads, head_dim]; any floating-point dtype. activations: one of
+    ACTIVATIONS; with int8, queries and weights are rounded to bfloat16 where the cache is, if the CPU multiplies that.
     """
     num_tokens, heads, _ = queries.shape
     kv_shape = (num_tokens, cached.kv_heads, cached.head_dim)
@@ -353,6 +364,7 @@ def attend(
         heads,
         scale,
         *(each.data_ptr() for each in (rows, new_keys, new_values, output)),
+        ACTIVATIONS.index(activations),
     )
     return output
 

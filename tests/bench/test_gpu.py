@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +56,7 @@ class NoAttention(AttentionBackend):
     def run(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         return queries
 
-    def _slots(self, cache: torch.Tensor, block: int, num_tokens: int) -> torch.Tensor:
+    def _slots(self, cache: torch.Tensor, blocks: torch.Tensor, slots: torch.Tensor) -> Any:
         raise NotImplementedError
 
 
@@ -255,19 +257,38 @@ def planned(seconds: float, wrong: str = "", broken: str = "") -> tuple[list[str
 def test_a_backend_that_is_wrong_is_not_measured():
     ran, _ = planned(PATIENCE_SECONDS, wrong="one")
     assert ran == [
-        *("facts", "speeds", "correctness of one", "correctness of two", "attention of two"),
-        *("steps of two", "split of two", "huggingface of two"),
+        *("facts", "speeds", "correctness of one", "correctness of two", "steps of two", "attention of two"),
+        *("split of two", "huggingface of two", "shapes of two"),
     ]
 
 
 def test_a_part_that_failed_takes_nobody_with_it():
     ran, results = planned(PATIENCE_SECONDS, broken="attention of one")
     assert ran[4:] == [
-        *("attention of one", "attention of two", "steps of one", "split of one", "huggingface of one", "steps of two")
+        *("steps of one", "attention of one", "attention of two", "split of one", "huggingface of one"),
+        *("steps of two", "shapes of one", "shapes of two"),
     ]
     assert results["attention"] == {"one": {"failed": "broken"}, "two": {}}
     assert has_failed(results)
     assert not has_failed(planned(PATIENCE_SECONDS)[1])
+
+
+def test_what_is_not_timed_runs_at_once():
+    """While FlashInfer compiles, the others are checked; what is measured runs alone."""
+    meeting = threading.Barrier(2, timeout=PATIENCE_SECONDS)
+    running: set[str] = set()
+
+    def run(task: Task) -> dict[str, object]:
+        running.add(task.name)
+        if task.part in ("correctness", "shapes"):
+            meeting.wait()
+        else:
+            assert running == {task.name}
+        running.discard(task.name)
+        return {"ok": True}
+
+    results = run_all(["one", "two"], PATIENCE_SECONDS, run, lambda task, results: None, workers=2)
+    assert list(results["shapes"]) == ["one", "two"]
 
 
 def test_when_the_time_is_over_the_rest_is_skipped():
@@ -291,8 +312,9 @@ def test_all_of_it_in_small():
         torch.set_num_threads(threads)
     assert not has_failed(results), json.dumps(results)
     for name in ("cpu_torch", "reference"):
-        assert results["correctness"][name]["ok"]
-        assert results["correctness"][name]["wrong"] == {}
+        assert results["correctness"][name] == {"ok": True, "right": 1, "refused": {}, "wrong": {}}
+        assert results["shapes"][name]["ok"]
+        assert results["shapes"][name]["wrong"] == {}
         for batch in map(str, QUICK.batches):
             one = results["attention"][name]["decode"][batch]
             assert one["bytes"] == decode_bytes(TINY, [QUICK.context] * int(batch), 4)

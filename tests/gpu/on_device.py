@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +30,8 @@ class OnDevice(AttentionBackend):
         rows = (each.to(self._device) for each in (queries, keys, values))
         return self._inner.run(layer, *rows).cpu()
 
-    def _slots(self, cache: Tensor, block: int, num_tokens: int) -> Tensor:
-        return self._inner._slots(cache, block, num_tokens)
+    def _slots(self, cache: Tensor, blocks: Tensor, slots: Tensor) -> Any:
+        return self._inner._slots(cache, blocks, slots)
 
 
 def moved(batch: StepBatch, device: torch.device) -> StepBatch:

@@ -68,7 +68,7 @@ def test_rows_are_those_of_dense_attention(name: str, case: Case) -> None:
 @pytest.mark.parametrize("name", GPU_BACKENDS)
 def test_a_backend_is_right_in_all_shapes_that_it_knows(name: str) -> None:
     skip_unless_there(name)
-    found = run_here(Task("correctness", name), Place(CUDA, QUICK, 0.001))
+    found = run_here(Task("shapes", name), Place(CUDA, QUICK, 0.001))
     assert found.get("wrong") == {}, found
 
 

@@ -8,7 +8,6 @@ While a Card is entered, all that torch is told about cuda:0 goes by it, and it 
   error.
 - A copy from or to page-locked memory is under way until somebody waits for an event behind it. Till then what is
   copied must stay as it is, and where it is copied to is nonsense.
-- While a graph is captured, nothing is copied between the two at all.
 - It counts the bytes of its tensors, those that are temporary within one operation excepted.
 """
 
@@ -108,7 +107,8 @@ class Card(TorchDispatchMode):
         self._given = self._done = 0
         self._products = self._products_done = 0
         self._may_wait = True
-        self._is_capturing = False
+        self.uploads: list[tuple[tuple[int, ...], torch.dtype, bool]] = []
+        """Of all copies from the host: what was copied, and whether nobody waited for it."""
         self._owners: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
         self.bytes = self.most_bytes = 0
@@ -146,20 +146,6 @@ class Card(TorchDispatchMode):
         """From now on the host may always wait for what was before."""
         self._products_done = max(self._products_done, moment)
 
-    def capture(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """A model_runner.decode_graphs.Capture: what is computed copies nothing; a replay computes it again.
-
-        torch waits for the device before it captures.
-        """
-        self._is_capturing = True
-        try:
-            with self.nobody_waits():
-                compute()
-        finally:
-            self._is_capturing = False
-        self.may_wait_for(self.moment)
-        return compute
-
     def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function on numbers as a kernel: all tensors that it is given must be on the card, and its result is."""
 
@@ -167,9 +153,13 @@ class Card(TorchDispatchMode):
             for each in tree_leaves((args, kwargs)):
                 if isinstance(each, Tensor) and not isinstance(each, CardTensor):
                     raise MixedDevices(f"a kernel gets a tensor of the host, {tuple(each.shape)}")
-            return tree_map(self._wrapped, function(*_held(args), **_held(kwargs)))
+            return tree_map(self._wrapped, self._computed(function, args, kwargs))
 
         return launch
+
+    def _computed(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The result of an operation of the card, on the CPU."""
+        return function(*_held(args), **_held(kwargs))
 
     def _stand_ins(self) -> dict[str, Any]:
         """By name what takes the place of torch.cuda's."""
@@ -223,14 +213,13 @@ class Card(TorchDispatchMode):
         ):
             return self._transfer(function, name, args, kwargs, is_new)
         self._check(function, args, leaves)
-        if f"{name}.{function._overloadname}" in _PRODUCTS:
-            self._products += is_new
+        self._products += is_new and is_product(function)
         if kwargs.get("pin_memory"):
             return self._register(function(*args, **kwargs | {"pin_memory": False}))
         own = {id(each.held): each for each in leaves if isinstance(each, CardTensor)}
-        made = function(*_held(args), **_held(kwargs))
         if not is_new:
-            return made
+            return function(*_held(args), **_held(kwargs))
+        made = self._computed(function, args, kwargs)
         return tree_map(lambda each: own.get(id(each)) if id(each) in own else self._wrapped(each), made)
 
     def _check(self, function: Any, args: Any, leaves: list[Any]) -> None:
@@ -251,14 +240,14 @@ class Card(TorchDispatchMode):
 
     def _transfer(self, function: Any, name: str, args: Any, kwargs: Any, is_new: bool) -> Any:
         """A copy between the two."""
-        if self._is_capturing:
-            raise Waits("a graph would copy from or to the host")
         is_put = name == "copy_"
         target, source = args[:2] if is_put else (None, args[0])
         is_upload = not isinstance(source, CardTensor)
         host = source if is_upload else target
         non_blocking = kwargs.get("non_blocking", False) or any(each is True for each in args[1:])
         is_awaited = host is None or not (non_blocking and self._is_pinned(host))
+        if is_upload:
+            self.uploads.append((tuple(host.shape), host.dtype, not is_awaited))
         if is_awaited:
             self._wait(f"{name} {'from' if is_upload else 'to'} memory that is not page-locked, or that is waited for")
         copied = function(*_held(args), **_held(kwargs))
@@ -307,15 +296,29 @@ class Card(TorchDispatchMode):
             self._owners[place] += 1
             if self._owners[place] == 1:
                 self._sizes[place] = size
-                self.bytes += size
-                self.most_bytes = max(self.most_bytes, self.bytes)
+                self._take(place, size)
             weakref.finalize(wrapped, self._release, place)
         return wrapped
 
     def _release(self, place: int) -> None:
         self._owners[place] -= 1
         if not self._owners[place]:
-            self.bytes -= self._sizes.pop(place)
+            self._give(place, self._sizes.pop(place))
+
+    def _take(self, place: int, size: int) -> None:
+        """Counts memory that a tensor at this address gets."""
+        self.bytes += size
+        self.most_bytes = max(self.most_bytes, self.bytes)
+
+    def _give(self, place: int, size: int) -> None:
+        """Counts what it gives back."""
+        self.bytes -= size
+
+
+def is_product(function: Any) -> bool:
+    """Whether an operation is a product of matrices."""
+    schema = getattr(function, "_schema", None)
+    return schema is not None and f"{schema.name.removeprefix('aten::')}.{function._overloadname}" in _PRODUCTS
 
 
 def _held(values: Any) -> Any:

@@ -176,6 +176,7 @@ class _Decode:
         paged_kv_indptr_buffer: Tensor | None = None,
         paged_kv_indices_buffer: Tensor | None = None,
         paged_kv_last_page_len_buffer: Tensor | None = None,
+        backend: str = "auto",
     ) -> None:
         _check_workspace(float_workspace_buffer, kv_layout)
         self._use_tensor_cores = use_tensor_cores

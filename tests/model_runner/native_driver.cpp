@@ -153,7 +153,7 @@ public:
         std::vector<float> output(queries.size());
         const float scale = 1.0f / std::sqrt(static_cast<float>(s_.head_dim));
         const int done = octavo_attend(&batch, &cache_, 0, kHeads, scale, queries.data(), keys.data(), values.data(),
-                                       output.data());
+                                       output.data(), 0);
         expect(done == 0, "attend");
         return output;
     }

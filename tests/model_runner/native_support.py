@@ -10,8 +10,10 @@ from model_runner import native
 LIBRARY = native.library()
 INTEGER_SETS = LIBRARY.instruction_sets if LIBRARY else []
 """All of them: each has products of whole numbers of its own."""
-INSTRUCTION_SETS = [name for name in INTEGER_SETS if not name.endswith(("vnni", "dot"))]
+INSTRUCTION_SETS = [name for name in INTEGER_SETS if not name.endswith(("vnni", "dot", "bf16"))]
 """Those with float32 arithmetic of their own."""
+PAIR_SETS = [name for name in INTEGER_SETS if name.endswith("bf16")]
+"""Those with products of pairs of bfloat16."""
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 
 from model_runner.engine_types import Executor
-from model_runner.steps import InlineSteps, Steps, WorkerSteps
+from model_runner.steps import InlineSteps, Launched, StepOrder, Steps, WorkerSteps
 
 
 class StepMode(Enum):
@@ -27,7 +27,20 @@ class StepMode(Enum):
         return self is not StepMode.SYNC
 
     def steps(self, executor: Executor) -> Steps:
-        return (WorkerSteps if self is StepMode.WORKER else InlineSteps)(executor)
+        return {StepMode.SYNC: InlineSteps, StepMode.AHEAD: OverwritingSteps, StepMode.WORKER: WorkerSteps}[self](
+            executor
+        )
+
+
+class OverwritingSteps(InlineSteps):
+    """As the next step may: the logits of the one in flight are nonsense as soon as it is launched."""
+
+    def launch(self, order: StepOrder, before: Launched | None) -> Launched:
+        launched = super().launch(order, before)
+        if before is not None:
+            with suppress(Exception):
+                before.wait().logits.fill_(float("nan"))
+        return launched
 
 
 _modes = [StepMode(os.environ.get("STEP_MODE", "sync"))]

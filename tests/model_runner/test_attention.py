@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -16,7 +16,6 @@ from model_runner.attention import BACKENDS, AttentionBackend, AttentionShape, c
 from model_runner.attention.nhd import NhdAttention
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import BatchEntry, pack_batch
-from model_runner.books import CopyOrder
 from model_runner.kv_memory import KvMemory
 from tests.model_runner.attention_world import BF16_TOLERANCE, CPU, HEADS, World, assert_near, mixed, shape_of
 
@@ -224,55 +223,6 @@ def numbered(name: str) -> AttentionBackend:
     keys.copy_(torch.arange(keys.numel()).view_as(keys))
     values.copy_(-1 - torch.arange(values.numel()).view_as(values))
     return backend
-
-
-def naive_copies(cache: Tensor, copies: Sequence[CopyOrder]) -> Tensor:
-    """One slot after the other, one order after the other, in the layout of slots_of()."""
-    for copy in copies:
-        for layer in range(cache.shape[0]):
-            for slot in range(copy.num_tokens):
-                cache[layer, copy.target, slot] = cache[layer, copy.source, slot].clone()
-    return cache
-
-
-class TestCopies:
-    @pytest.mark.parametrize(
-        "copies",
-        [
-            pytest.param([(1, 2, 8)], id="a whole block"),
-            pytest.param([(7, 1, 5)], id="from the highest block"),
-            pytest.param([(1, 7, 1)], id="one slot"),
-            pytest.param([(1, 2, 3), (1, 3, 3)], id="one source, two targets"),
-            pytest.param([(1, 2, 3), (2, 3, 6), (3, 4, 8)], id="a chain"),
-            pytest.param([(2, 3, 6), (1, 2, 3)], id="a chain, last link first"),
-            pytest.param([(1, 2, 7), (2, 1, 8)], id="there and back"),
-            pytest.param([], id="none"),
-        ],
-    )
-    @pytest.mark.parametrize("name", COPYING)
-    def test_exactly_the_first_slots_in_all_layers_and_in_order(
-        self, name: str, copies: list[tuple[int, int, int]]
-    ) -> None:
-        backend = numbered(name)
-        orders = [CopyOrder(*each) for each in copies]
-        expected = [naive_copies(each, orders) for each in slots_of(backend)]
-        backend.copy_blocks(orders)
-        for actual, wanted in zip(slots_of(backend), expected, strict=True):
-            assert torch.equal(actual, wanted)
-
-    @pytest.mark.parametrize("name", COPYING)
-    def test_a_fork_goes_on_from_its_copy(self, name: str) -> None:
-        """Parent and child share a full block and 5 slots of the next; the child writes its 22nd token to a copy."""
-        world = World(name, shape_of(), [24, 24])
-        parent, child = world.sequences
-        for mine, theirs in ((child.keys, parent.keys), (child.values, parent.values)):
-            mine[:, :21] = theirs[:, :21]
-        world.step([(0, 21)])
-        child.computed, child.table[0] = 21, parent.table[0]
-        world.backend.copy_blocks([CopyOrder(parent.table[1], child.table[1], 5)])
-        outputs = world.step([(0, 3), (1, 3)])
-        for sequence, output in zip(world.sequences, outputs, strict=True):
-            assert_near(output, sequence.expected(world.shape)[:, 21:])
 
 
 class TestTheCache:

@@ -24,6 +24,7 @@ from model_runner.attention.nhd import GpuAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.trial import why_broken
 from model_runner.attention.triton import TritonAttention
+from model_runner.batch import StepBatch
 from model_runner.kv_scales import KvScales
 from tests.model_runner import gpu_doubles
 from tests.model_runner.attention_world import CPU
@@ -185,7 +186,53 @@ class TestTrial:
 
         assert why_broken(make, replace(SHAPE, num_layers=80, num_blocks=1 << 40)) is None
         (shape,) = shapes
-        assert (shape.num_layers, shape.num_blocks) == (1, 6)
+        # Six, and as many as 96 tokens take.
+        assert (shape.num_layers, shape.num_blocks) == (1, 12)
+
+    @pytest.mark.parametrize("size", [8, 16, 32, 64, 128, 256])
+    def test_all_that_flashinfer_compiles_is_compiled(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its decode, its prefill for up to 64 tokens and for more, and its merge of two parts."""
+        planned, merged = [], []
+
+        class Prefill(gpu_doubles.flashinfer.BatchPrefillWithPagedKVCacheWrapper):
+            def plan(self, qo_indptr: Tensor, *args: Any, **options: Any) -> None:
+                planned.append(int(qo_indptr.diff().max()))
+                super().plan(qo_indptr, *args, **options)
+
+        def merge(*args: Tensor) -> Any:
+            merged.append(args)
+            return merge_state(*args)
+
+        merge_state = gpu_doubles.flashinfer.merge_state
+        monkeypatch.setattr(gpu_doubles.flashinfer, "BatchPrefillWithPagedKVCacheWrapper", Prefill)
+        monkeypatch.setattr(gpu_doubles.flashinfer, "merge_state", merge)
+        assert why_broken(flashinfer_double, replace(SHAPE, block_size=size)) is None
+        assert {count > 64 for count in planned} == {False, True}
+        assert merged
+
+    @pytest.mark.parametrize("is_wrong", [lambda rows: len(rows) > 64, lambda rows: len(rows) == 4])
+    def test_what_is_wrong_only_there_is_found(self, is_wrong: Callable[[Tensor], bool]) -> None:
+        """Long prompts, and single tokens that share much."""
+
+        class WrongThere(Kernels):
+            def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+                return super().run(layer, queries, keys, values) + is_wrong(queries)
+
+        assert "off by" in (why_broken(WrongThere, SHAPE) or "")
+
+    def test_a_missing_compiler_is_a_reason(self) -> None:
+        """What FlashInfer says without one, which is not before its first plan."""
+
+        class NoCompiler(Kernels):
+            name = "flashinfer"
+
+            def plan(self, batch: StepBatch) -> None:
+                raise RuntimeError("Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist")
+
+        assert choose([NoCompiler, ReferenceAttention], SHAPE).describe() == (
+            "reference (not flashinfer: its trial failed: RuntimeError: Could not find nvcc and default "
+            "cuda_home='/usr/local/cuda' doesn't exist)"
+        )
 
 
 class TestABrokenFlashInfer:

@@ -131,15 +131,6 @@ def test_the_lane_of_cuda_brings_what_it_is_given(card: Card) -> None:
         assert (whole.tolist(), half.tolist()) == (list(range(number + 1)), [number / 2])
 
 
-def test_a_graph_copies_nothing(card: Card) -> None:
-    given = numbers()
-    replay = card.capture(lambda: given + 1)
-    given.add_(10)
-    assert replay().tolist() == [11, 12, 13, 14, 15, 16]
-    with pytest.raises(Waits, match="graph"):
-        card.capture(lambda: given + to_device(torch.arange(6), CARD))
-
-
 def test_bytes_are_those_of_what_lives(card: Card) -> None:
     before = card.bytes
     made = torch.zeros(1000, dtype=torch.float32, device=CARD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,11 @@ class OnDevice(Tensor):
 class Wrapper:
     """Any of FlashInfer's: keeps what plan() was told, by name."""
 
-    def __init__(self, name: str, plans: list[dict[str, Any]]) -> None:
+    def __init__(self, name: str, plans: list[dict[str, Any]], *args: Any, **options: Any) -> None:
+        made = inspect.signature(recorded("flashinfer", f"{name}.__init__")).bind(self, *args, **options).arguments
+        if name == "BatchDecodeWithPagedKVCacheWrapper":
+            # Its own choice can be cuDNN's decode, whose plan reads the indices of pages on the host.
+            assert made["backend"] == "fa2"
         self._signature = inspect.signature(recorded("flashinfer", f"{name}.plan"))
         self._plans = plans
 
@@ -56,7 +61,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def backend(plans: list[dict[str, Any]], shape: AttentionShape = SHAPE) -> FlashInferAttention:
     names = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper")
-    wrappers = {name: lambda *_, name=name, **__: Wrapper(name, plans) for name in names}
+    wrappers = {name: partial(Wrapper, name, plans) for name in names}
     api = SimpleNamespace(
         **wrappers, append_paged_kv_cache=lambda *_, **__: None, merge_state=lambda out, *_: (out, None)
     )

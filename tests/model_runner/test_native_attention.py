@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model_runner import native
+from model_runner.attention.cpu import CpuAttention
 from model_runner.batch import BatchEntry, pack_batch
 from tests.model_runner.attention_world import (
     BF16_TOLERANCE,
@@ -23,14 +24,33 @@ from tests.model_runner.attention_world import (
     mixed,
     shape_of,
 )
-from tests.model_runner.native_support import INSTRUCTION_SETS, using
+from tests.model_runner.native_support import INSTRUCTION_SETS, PAIR_SETS, using
 from tests.model_runner.test_attention import Schedule, schedules
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="the CPU kernels are not built")
 
+PAIRS_TOLERANCE = 1e-2
+"""With weights of 9 bits at most, for means of values drawn from the standard normal distribution."""
 BLOCK_SIZES = [8, 16, 32, 64, 128, 256]
 LONG = [700, 260, 300]
 """More tokens than one split of the context has, and than two."""
+KINDS = {"float32": (torch.float32, "float32"), "bfloat16": (torch.bfloat16, "float32")}
+if PAIR_SETS:
+    KINDS["pairs"] = (torch.bfloat16, "int8")
+"""The dtype of K/V and what activations are; rounded ones are multiplied with bfloat16 K/V in pairs."""
+needs_pairs = pytest.mark.skipif(not PAIR_SETS, reason="this CPU has no products of pairs of bfloat16")
+
+
+class RoundingAttention(CpuAttention):
+    """With queries and weights rounded to bfloat16, where the CPU multiplies that."""
+
+    def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return native.attend(
+            self._step, self._cache, layer, self.shape.scale, queries, keys, values, activations="int8"
+        )
+
+
+BACKEND_OF = {"float32": CpuAttention, "int8": RoundingAttention}
 
 
 class TestRight:
@@ -64,6 +84,43 @@ class TestRight:
                 world = World("cpu", shape, lengths)
                 for sequence, rows in zip(world.sequences, world.rows(steps), strict=True):
                     assert_near(rows, sequence.expected(world.shape), BF16_TOLERANCE)
+
+    @needs_pairs
+    @pytest.mark.parametrize("window", [None, 10, 13])
+    @pytest.mark.parametrize("block_size", [4, 8, 16, 128])
+    def test_pairs_of_bfloat16(self, block_size: int, window: int | None) -> None:
+        """Errors of queries and weights are 2**-9 each; float32 would be some hundred times nearer."""
+        lengths, steps = mixed(block_size)
+        for heads, head_dim in (("gqa3", 64), ("mqa", 32), ("mha", 128), ("gqa8", 96)):
+            shape = shape_of(heads, head_dim=head_dim, block_size=block_size, window=window)
+            world = World(RoundingAttention, replace(shape, kv_dtype=torch.bfloat16), lengths)
+            for sequence in world.sequences:
+                sequence.queries = sequence.queries.bfloat16().float()
+            expected = [sequence.expected(world.shape) for sequence in world.sequences]
+            found = world.rows(steps)
+            for rows, right in zip(found, expected, strict=True):
+                assert_near(rows, right, PAIRS_TOLERANCE)
+            errors = [(rows - right).abs().max().item() for rows, right in zip(found, expected, strict=True)]
+            assert max(errors) > 1e-4
+
+    @needs_pairs
+    def test_a_weight_of_one_in_pairs_gives_the_value_itself(self) -> None:
+        """Each position attends itself alone: its score is beyond the others' by more than 100."""
+        world = World(RoundingAttention, replace(shape_of("mha", num_layers=1), kv_dtype=torch.bfloat16), [70])
+        (sequence,) = world.sequences
+        sequence.keys = torch.nn.functional.one_hot(torch.arange(70) % 64, 64).float()[None, :, None].repeat(1, 1, 4, 1)
+        sequence.queries = sequence.keys * 2048
+        (rows,) = world.rows([[(0, 33)], [(0, 31)], *[[(0, 1)]] * 6])
+        assert torch.equal(rows[:, :64], sequence.values[:, :64])
+        assert_near(rows[:, 64:], (sequence.values[:, :6] + sequence.values[:, 64:]).double() / 2)
+
+    @needs_pairs
+    @pytest.mark.parametrize("head_dim", [40, 48])
+    def test_heads_that_do_not_come_in_pairs_are_float32s(self, head_dim: int) -> None:
+        shape = replace(shape_of(head_dim=head_dim, num_layers=1), kv_dtype=torch.bfloat16)
+        steps = [[(0, 60)], [(0, 10)]]
+        exact, rounding = (World(each, shape, [70]).rows(steps)[0] for each in BACKEND_OF.values())
+        assert torch.equal(rounding, exact)
 
     @pytest.mark.parametrize("window", [None, 100, 290])
     @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -111,8 +168,10 @@ class TestRight:
         assert outputs[0].count_nonzero() > 0
 
 
-def computed(world: World, steps: list[list[tuple[int, int]]], threads: int) -> list[Tensor]:
-    world.restart("cpu")
+def computed(
+    world: World, steps: list[list[tuple[int, int]]], threads: int, backend: type[CpuAttention] = CpuAttention
+) -> list[Tensor]:
+    world.restart(backend)
     with using(threads=threads):
         return world.rows(steps)
 
@@ -122,51 +181,59 @@ def assert_same_bits(first: list[Tensor], second: list[Tensor]) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("window", [None, 70, 300])
 class TestInvariance:
-    def world(self, dtype: torch.dtype, window: int | None) -> World:
-        return World("cpu", replace(shape_of("gqa3", window=window, num_layers=1), kv_dtype=dtype), LONG)
+    def world(self, kind: str, window: int | None) -> World:
+        dtype, activations = KINDS[kind]
+        shape = replace(shape_of("gqa3", window=window, num_layers=1), kv_dtype=dtype)
+        return World(BACKEND_OF[activations], shape, LONG)
 
-    def test_whole_chunked_and_token_by_token(self, dtype: torch.dtype, window: int | None) -> None:
-        world = self.world(dtype, window)
-        whole = computed(world, [[(0, 700), (1, 260), (2, 300)]], 1)
-        chunks = computed(world, [[(0, 7), (2, 100)], *[[(0, 99), (1, 37)]] * 7, [(1, 1), (2, 200)]], 2)
-        assert_same_bits(chunks, whole)
+    def computed(self, kind: str, world: World, steps: list[list[tuple[int, int]]], threads: int) -> list[Tensor]:
+        return computed(world, steps, threads, BACKEND_OF[KINDS[kind][1]])
+
+    def test_whole_chunked_and_token_by_token(self, kind: str, window: int | None) -> None:
+        world = self.world(kind, window)
+        whole = self.computed(kind, world, [[(0, 700), (1, 260), (2, 300)]], 1)
+        chunks = [[(0, 7), (2, 100)], *[[(0, 99), (1, 37)]] * 7, [(1, 1), (2, 200)]]
+        assert_same_bits(self.computed(kind, world, chunks, 2), whole)
         single = [[(1, 250), (2, 290)], *[[(1, 1), (2, 1)]] * 10, [(0, 690)], *[[(0, 1)]] * 10]
-        assert_same_bits(computed(world, single, 2), whole)
+        assert_same_bits(self.computed(kind, world, single, 2), whole)
 
-    def test_alone_and_in_company(self, dtype: torch.dtype, window: int | None) -> None:
-        world = self.world(dtype, window)
+    def test_alone_and_in_company(self, kind: str, window: int | None) -> None:
+        world = self.world(kind, window)
         steps = [[(0, 650), (1, 255), (2, 299)], [(0, 50), (1, 5), (2, 1)]]
-        together = computed(world, steps, 2)
+        together = self.computed(kind, world, steps, 2)
         for index, expected in enumerate(together):
             alone = [[each for each in work if each[0] == index] for work in steps]
-            assert torch.equal(computed(world, alone, 2)[index], expected)
+            assert torch.equal(self.computed(kind, world, alone, 2)[index], expected)
 
-    def test_threads(self, dtype: torch.dtype, window: int | None) -> None:
-        world = self.world(dtype, window)
+    def test_threads(self, kind: str, window: int | None) -> None:
+        world = self.world(kind, window)
         steps = [[(0, 699), (1, 259), (2, 299)], [(0, 1), (1, 1), (2, 1)]]
-        one = computed(world, steps, 1)
+        one = self.computed(kind, world, steps, 1)
         for threads in (2, 3, 5):
-            assert_same_bits(computed(world, steps, threads), one)
+            assert_same_bits(self.computed(kind, world, steps, threads), one)
 
-    def test_where_the_blocks_lie(self, dtype: torch.dtype, window: int | None) -> None:
-        world = self.world(dtype, window)
+    def test_where_the_blocks_lie(self, kind: str, window: int | None) -> None:
+        world = self.world(kind, window)
         steps = [[(0, 700), (1, 260), (2, 300)]]
-        before = computed(world, steps, 2)
+        before = self.computed(kind, world, steps, 2)
         for sequence in world.sequences:
             sequence.table = [world.shape.num_blocks - block for block in sequence.table]
-        assert_same_bits(computed(world, [steps[0][::-1]], 2), before)
+        assert_same_bits(self.computed(kind, world, [steps[0][::-1]], 2), before)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @given(schedule=schedules(), window=st.one_of(st.none(), st.integers(1, 45)), seed=st.integers(0, 1000))
 @settings(max_examples=40)
-def test_any_schedule_gives_the_same_bits(schedule: Schedule, window: int | None, seed: int) -> None:
-    shape = shape_of(head_dim=8, block_size=8, window=window, num_layers=1)
-    world = World("cpu", shape, schedule.lengths, seed=seed)
-    whole = computed(world, [list(enumerate(schedule.lengths))], 1)
-    assert_same_bits(computed(world, schedule.steps, 2), whole)
+def test_any_schedule_gives_the_same_bits(kind: str, schedule: Schedule, window: int | None, seed: int) -> None:
+    dtype, activations = KINDS[kind]
+    shape = shape_of(head_dim=32 if kind == "pairs" else 8, block_size=8, window=window, num_layers=1)
+    backend = BACKEND_OF[activations]
+    world = World(backend, replace(shape, kv_dtype=dtype), schedule.lengths, seed=seed)
+    whole = computed(world, [list(enumerate(schedule.lengths))], 1, backend)
+    assert_same_bits(computed(world, schedule.steps, 2, backend), whole)
 
 
 SHARING = {
@@ -180,13 +247,17 @@ the step, 1 unless it says so."""
 
 
 @pytest.mark.parametrize("case", SHARING)
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("instruction_set", "kind"),
+    [(name, kind) for name in INSTRUCTION_SETS for kind in ("float32", "bfloat16")]
+    + [(name, "pairs") for name in PAIR_SETS],
+)
 @pytest.mark.parametrize("window", [None, 300])
 def test_shared_blocks_give_the_bits_of_a_sequence_alone(
-    case: str, instruction_set: str, dtype: torch.dtype, window: int | None
+    case: str, instruction_set: str, kind: str, window: int | None
 ) -> None:
     """Each sequence's row, among those that share its blocks, and in a step of its own."""
+    dtype, activations = KINDS[kind]
     size, kv_heads, heads, dim = 16, 2, 6, 32
     tables: list[list[int]] = [[]]
     blocks = iter(range(1, 300))
@@ -210,7 +281,8 @@ def test_shared_blocks_give_the_bits_of_a_sequence_alone(
         with using(instruction_set, threads):
             batch = pack_batch(entries[first:last], size, CPU)
             rows = queries[ends[first] : ends[last]], *written[:, batch.slot_mapping]
-            return native.attend(native.c_batch(batch), native.c_cache(keys, values, window), 0, dim**-0.5, *rows)
+            cached = native.c_cache(keys, values, window)
+            return native.attend(native.c_batch(batch), cached, 0, dim**-0.5, *rows, activations=activations)
 
     together = attended(0, len(entries), 1)
     assert torch.equal(attended(0, len(entries), 2), together)

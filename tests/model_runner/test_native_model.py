@@ -26,7 +26,7 @@ from model_runner.loading import LoadedModel, demo_model_path, load_model
 from model_runner.models.decoder import Decoder
 from model_runner.models.native import EXACT, NativeDecoder
 from model_runner.weights import SafetensorsWeights
-from tests.model_runner.native_support import INSTRUCTION_SETS, using
+from tests.model_runner.native_support import INSTRUCTION_SETS, PAIR_SETS, using
 from tests.model_runner.test_families import CPU, FAMILIES, last_logits
 
 needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS, reason="the CPU kernels are not built")
@@ -81,15 +81,15 @@ def assert_golden(folder: Path, attention: str, chunk: int) -> None:
 class Steps:
     """Prompts in shuffled blocks of a poisoned cache, computed as the test says."""
 
-    def __init__(self, model: NativeDecoder, prompts: list[list[int]]) -> None:
-        self.model, self.prompts = model, prompts
+    def __init__(self, model: NativeDecoder, prompts: list[list[int]], kv_dtype: torch.dtype = torch.float32) -> None:
+        self.model, self.prompts, self.kv_dtype = model, prompts, kv_dtype
         self.counts = [-(-len(prompt) // SIZE) for prompt in prompts]
 
     def restart(self) -> None:
         draw = torch.Generator().manual_seed(0)
         order = iter((torch.randperm(sum(self.counts), generator=draw) + 1).tolist())
         self.tables = [[next(order) for _ in range(count)] for count in self.counts]
-        self.backend: AttentionBackend = cache_for(self.model.config, sum(self.counts) + 1)
+        self.backend: AttentionBackend = cache_for(self.model.config, sum(self.counts) + 1, dtype=self.kv_dtype)
         self.backend.poison(range(sum(self.counts) + 1))
 
     def run(self, steps: list[list[tuple[int, int, int]]]) -> dict[int, Tensor]:
@@ -113,14 +113,17 @@ def smollm2_int8() -> LoadedModel:
 
 
 @needs_kernels
-@pytest.mark.parametrize("model", ["smollm2", "smollm2_int8"])
+@pytest.mark.parametrize(
+    ("model", "kv_dtype"),
+    [("smollm2", torch.float32), ("smollm2_int8", torch.float32), ("smollm2_int8", torch.bfloat16)],
+)
 def test_logits_are_the_same_bits_however_they_are_computed(
-    model: str, request: pytest.FixtureRequest, golden_smollm2: list[dict[str, Any]]
+    model: str, kv_dtype: torch.dtype, request: pytest.FixtureRequest, golden_smollm2: list[dict[str, Any]]
 ) -> None:
     prompts = [(item["prompt_token_ids"] + item["output_ids"])[:70] for item in golden_smollm2[:5]]
     # One that is longer than a split of the context.
     prompts.append([token for item in golden_smollm2 for token in item["prompt_token_ids"]][:280])
-    steps = Steps(request.getfixturevalue(model).model, prompts)
+    steps = Steps(request.getfixturevalue(model).model, prompts, kv_dtype)
     ends = [len(prompt) for prompt in prompts]
     whole = [[(index, 0, end) for index, end in enumerate(ends)]]
     expected = steps.run(whole)
@@ -141,6 +144,23 @@ def test_logits_are_the_same_bits_however_they_are_computed(
                 logits = steps.run(others)
             for index, row in expected.items():
                 assert torch.equal(logits[index], row), f"{way}, {threads} threads, prompt {index}"
+
+
+@pytest.mark.skipif(not PAIR_SETS, reason="this CPU has no products of pairs of bfloat16")
+def test_rounded_activations_and_bfloat16_kv_let_attention_round(
+    smollm2_int8: LoadedModel, golden_smollm2: list[dict[str, Any]]
+) -> None:
+    """By less than rounding the activations does: an error of 0.062, where float32 K/V leave everything as it is."""
+    with using("avx512vnni"):
+        without = load_model(demo_model_path(), activations_dtype="int8").model
+    prompt = golden_smollm2[0]["prompt_token_ids"]
+    logits = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for model in (smollm2_int8.model, without):
+            logits[dtype, model] = Steps(model, [prompt], dtype).run([[(0, 0, len(prompt))]])[0]
+    assert torch.equal(logits[torch.float32, smollm2_int8.model], logits[torch.float32, without])
+    difference = logits[torch.bfloat16, smollm2_int8.model] - logits[torch.bfloat16, without]
+    assert 0 < difference.pow(2).mean().sqrt() < 0.062 * logits[torch.bfloat16, without].std()
 
 
 @needs_kernels

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,24 +20,28 @@ from torch import Tensor
 
 from bench.gpu.place import TINY
 from bench.gpu.random_model import RandomWeights
-from model_runner.attention import AttentionBackend, AttentionShape
+from model_runner.attention import AttentionBackend, AttentionShape, flashinfer
 from model_runner.attention.flashinfer import FlashInferAttention
 from model_runner.attention.nhd import GpuAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.triton import TritonAttention
 from model_runner.config import ModelConfig
-from model_runner.decode_graphs import DecodeGraphs
+from model_runner.decode_graphs import CudaCapture, DecodeGraphs
 from model_runner.device_copies import CudaLane
 from model_runner.device_memory import CudaDevice, measure
 from model_runner.executor import TorchExecutor
-from model_runner.largest_step import run_largest_step
+from model_runner.kv_scales import KvScales
+from model_runner.largest_step import StepBounds, run_largest_step
 from model_runner.models.decoder import Decoder
+from model_runner.sampling_flashinfer import FlashInferSampler
 from model_runner.steps import InlineSteps, Launched, StepOrder, StepResult, Steps
 from model_runner.stream_steps import StreamSteps
 from tests.model_runner import gpu_doubles
 from tests.model_runner.fake_card import CARD, CPU, Card, CardTensor, why_not
+from tests.model_runner.fake_cuda import CudaCard
 from tests.model_runner.step_modes import StepMode
 from tests.model_runner.test_async_steps import Load, drawn_load, play
+from tests.model_runner.test_device_copies import SlowLane
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -108,7 +114,8 @@ class _Launcher:
 
 
 def api_on(card: Card) -> SimpleNamespace:
-    """The double of FlashInfer on what the card holds. Its plans take offsets on the host, and pages on the card."""
+    """The double of FlashInfer on what the card holds. Its plans take offsets on the host, and pages on the card, and
+    copy all of them to the card."""
 
     def wrapper(kind: Any) -> Any:
         def make(workspace: Tensor, layout: str, **options: Any) -> SimpleNamespace:
@@ -125,6 +132,8 @@ def api_on(card: Card) -> SimpleNamespace:
             assert on_card == [False] * (len(tensors) - 2) + [True, False], (
                 "offsets belong on the host, pages on the GPU"
             )
+            for each in tensors:
+                each.to(CARD, non_blocking=True)
             made.plan(*[each.held if isinstance(each, CardTensor) else each for each in args], **options)
 
         return plan
@@ -132,8 +141,8 @@ def api_on(card: Card) -> SimpleNamespace:
     return SimpleNamespace(
         BatchDecodeWithPagedKVCacheWrapper=wrapper(gpu_doubles.flashinfer.BatchDecodeWithPagedKVCacheWrapper),
         BatchPrefillWithPagedKVCacheWrapper=wrapper(gpu_doubles.flashinfer.BatchPrefillWithPagedKVCacheWrapper),
-        MultiLevelCascadeAttentionWrapper=lambda levels, workspace, layout: None,
         append_paged_kv_cache=card.kernel(gpu_doubles.flashinfer.append_paged_kv_cache),
+        merge_state=card.kernel(gpu_doubles.flashinfer.merge_state),
     )
 
 
@@ -141,8 +150,15 @@ class Rig:
     """A small Llama with a backend, on a device."""
 
     def __init__(
-        self, name: str, dtype: torch.dtype, card: Card | None, graphs: bool, config: ModelConfig = TINY
+        self,
+        name: str,
+        dtype: torch.dtype,
+        card: Card | None,
+        graphs: bool,
+        config: ModelConfig = TINY,
+        scales: KvScales | None = None,
     ) -> None:
+        """scales: of K/V in 8 bits."""
         device = CPU if card is None else CARD
         self.shape = AttentionShape(
             config.num_layers,
@@ -151,15 +167,20 @@ class Rig:
             config.head_dim,
             BLOCK_SIZE,
             NUM_BLOCKS,
-            dtype,
+            dtype if scales is None else torch.float8_e4m3fn,
             device,
+            scales=scales,
             query_dtype=dtype,
         )
         model = Decoder(config, RandomWeights(config, dtype, CPU), dtype, device)
         backend = _backend(name, self.shape, card)
-        capture = _played_again if card is None else card.capture
+        capture = _played_again if card is None else CudaCapture()
         made = DecodeGraphs(model, backend, MAX_SEQUENCES, NUM_BLOCKS, capture) if graphs else None
+        self.backend: Any = backend
         self.executor = TorchExecutor(model, backend, BLOCK_SIZE, device, made)
+        self.executor.capture_graphs()
+        if card is not None:
+            torch.cuda.synchronize(CARD)
 
 
 def _played_again(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -182,8 +203,8 @@ def _backend(name: str, shape: AttentionShape, card: Card | None) -> AttentionBa
 
 
 @pytest.fixture
-def card() -> Iterator[Card]:
-    with Card() as card:
+def card() -> Iterator[CudaCard]:
+    with CudaCard() as card:
         yield card
 
 
@@ -210,9 +231,8 @@ def played(rig: Rig, load: Load, steps: Steps) -> None:
 
 
 @torch.inference_mode()
-def assert_same_on_a_cpu(steps: Sequence[_Recorded], executor: TorchExecutor) -> None:
+def assert_same_on_a_cpu(steps: Sequence[_Recorded], twin: Steps) -> None:
     """Computes the steps again."""
-    twin = InlineSteps(executor)
     launched: dict[_Recorded, Launched] = {}
     for step in steps:
         order = step.order
@@ -248,17 +268,54 @@ def test_a_load(card: Card, name: str, dtype: torch.dtype, graphs: bool) -> None
     steps = recorded(Rig(name, dtype, card, graphs), card, 3 if name == "triton" else 6)
     assert any(step.order.draws is None for step in steps)
     assert any(step.before is not None and step.order.draws is not None for step in steps)
-    assert_same_on_a_cpu(steps, Rig(name, dtype, None, graphs).executor)
+    assert_same_on_a_cpu(steps, InlineSteps(Rig(name, dtype, None, graphs).executor))
+
+
+@pytest.mark.usefixtures("no_foresight")
+def test_a_load_with_all_of_flashinfer(card: CudaCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K/V of 8 bits with scales, prefixes that are read once for two sequences and more, and its own draws."""
+    monkeypatch.setattr(flashinfer, "CASCADE_TOKENS", BLOCK_SIZE)
+    monkeypatch.setattr(flashinfer, "CASCADE_SEQUENCES", 2)
+    scales = KvScales((0.05, 0.3), (0.02, 0.4))
+    rig = Rig("flashinfer", torch.float16, card, False, scales=scales)
+    api = rig.backend._api
+    api.merge_state = mock.Mock(side_effect=api.merge_state)
+    sampler = sampler_of(card.kernel)
+    monkeypatch.setattr(sampler, "draw", mock.Mock(side_effect=sampler.draw))
+    steps = Recorded(StreamSteps(rig.executor, CudaLane(CARD), sampler), card)
+    played(rig, seedless(drawn_load(1, 5)), steps)
+    assert not steps.found, steps.found[0]
+    assert api.merge_state.call_count > 4
+    assert sampler.draw.call_count > 4
+    twin = Rig("flashinfer", torch.float16, None, False, scales=scales)
+    assert_same_on_a_cpu(steps.all, StreamSteps(twin.executor, SlowLane(), sampler_of(lambda function: function)))
+
+
+def sampler_of(kernel: Callable[[Any], Any]) -> FlashInferSampler:
+    """FlashInfer's draws by its double, whose seeds are counted."""
+    names = ("sampling_from_probs", "top_p_renorm_probs")
+    kernels = {name: kernel(getattr(gpu_doubles.flashinfer, name)) for name in names}
+    return FlashInferSampler(SimpleNamespace(**kernels), count(1).__next__)
+
+
+def seedless(load: Load) -> Load:
+    """The same, but that every second request has no seed and a temperature."""
+    for place, (turn, request) in enumerate(load.requests):
+        if place % 2 and request.beam_search is None:
+            sampling = replace(request.sampling, seed=None, temperature=1.0)
+            load.requests[place] = turn, replace(request, sampling=sampling)
+    return load
 
 
 @pytest.mark.usefixtures("no_foresight")
 def test_no_step_takes_more_memory_than_the_largest(card: Card) -> None:
     """Two steps in flight, nuclei, log-probabilities of answers and of prompts are within what start measures."""
     rig = Rig("reference", torch.float32, card, False, replace(TINY, vocab_size=2048))
-    largest = partial(run_largest_step, rig.executor, CudaLane(CARD), BATCHED_TOKENS, MAX_SEQUENCES, BLOCK_SIZE)
+    bounds = StepBounds(BATCHED_TOKENS, MAX_SEQUENCES, BLOCK_SIZE, (NUM_BLOCKS - 1) * BLOCK_SIZE)
+    largest = partial(run_largest_step, rig.executor, CudaLane(CARD), bounds)
     memory = measure(CudaDevice(CARD), largest)
     torch.cuda.reset_peak_memory_stats(CARD)
-    load = drawn_load(1)
+    load = drawn_load(1, 6)
     assert any(request.prompt_logprobs is not None for _, request in load.requests)
     played(rig, load, StreamSteps(rig.executor, CudaLane(CARD)))
     assert card.most_bytes <= memory.most

@@ -59,6 +59,18 @@ def test_no_program_wants_more_shared_memory_than_there_is(compiled: list[dict[s
         assert each["shared"] <= SHARED_MEMORY[each["capability"]], each
 
 
+def test_offsets_into_a_cache_have_64_bits(compiled: list[dict[str, Any]]) -> None:
+    """Of the shape whose K/V has 8 bits, so that its pointers are known: what is read and written of K and of V."""
+    found = [(each["kernel"], each["offsets"]) for each in compiled if each["capability"] == 90]
+    assert sorted(found) == [
+        ("attend", ["i64"] * 2),
+        ("attend", ["i64"] * 2),
+        ("copy_blocks", ["i64"] * 4),
+        ("merge", []),
+        ("write", ["i64"] * 2),
+    ]
+
+
 def shape_of(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, window: int | None = None) -> AttentionShape:
     return AttentionShape(1, heads, kv_heads, head_dim, 16, 80, dtype, CPU, sliding_window=window, query_dtype=dtype)
 

@@ -15,7 +15,7 @@ from model_runner.config_hf import config_from_hf
 from model_runner.device_memory import StepMemory, measure
 from model_runner.executor import TorchExecutor
 from model_runner.kv_memory import KvMemory
-from model_runner.largest_step import NUM_BLOCKS, largest_entries, run_largest_step
+from model_runner.largest_step import NUM_BLOCKS, StepBounds, largest_entries, run_largest_step
 from model_runner.models.decoder import Decoder
 from model_runner.weights import SafetensorsWeights
 from services.config import ModelRunnerSettings
@@ -71,9 +71,15 @@ class TestTheLargestStep:
     def test_all_tokens_in_as_many_sequences_as_there_may_be(
         self, tokens: int, sequences: int, counts: list[int]
     ) -> None:
-        entries = largest_entries(tokens, sequences, 16)
-        assert [len(entry.token_ids) for entry in entries] == counts
-        assert [entry.num_logits for entry in entries] == counts
+        bounds = StepBounds(tokens, sequences, 16, 1000)
+        for all_logits in (True, False):
+            entries = largest_entries(bounds, all_logits=all_logits)
+            assert [len(entry.token_ids) for entry in entries] == counts
+            assert [entry.num_logits for entry in entries] == (counts if all_logits else [1] * len(counts))
+
+    @pytest.mark.parametrize(("guesses", "draws"), [(0, 4), (3, 16), (4, 20), (5, 20)])
+    def test_no_more_draws_than_tokens(self, guesses: int, draws: int) -> None:
+        assert StepBounds(20, 4, 16, 1000, guesses).draws == draws
 
     def test_the_smallest_cache_is_enough(self) -> None:
         """40 tokens of one sequence take five blocks of 8, and there is one."""
@@ -83,10 +89,13 @@ class TestTheLargestStep:
         )
         model = Decoder(config, SafetensorsWeights(TINY), torch.float32, CPU)
         executor = TorchExecutor(model, create_backend("reference", shape), 8, CPU)
-        with mock.patch.object(executor, "follow", wraps=executor.follow) as follow:
-            run_largest_step(executor, SlowLane(), 83, 2, 8)
-        ((entries, copies, *_), _) = follow.call_args
-        assert ([len(entry.token_ids) for entry in entries], copies) == ([42, 41], [])
+        with mock.patch.object(executor, "_compute", wraps=executor._compute) as compute:
+            run_largest_step(executor, SlowLane(), StepBounds(83, 2, 8, 256))
+        # One that the engine draws from, and two that draw themselves.
+        assert [[len(entry.token_ids) for entry in call.args[0]] for call in compute.call_args_list] == [[42, 41]] * 3
+        assert [[entry.num_logits for entry in call.args[0]] for call in compute.call_args_list] == [
+            *([42, 41], [1, 1], [1, 1])
+        ]
 
 
 class TestWhatIsLeft:
@@ -118,6 +127,15 @@ class TestWhatIsLeft:
         )
 
 
+class Room:
+    """An executor on a device with room for graphs."""
+
+    device = CPU
+
+    def capture_graphs(self) -> None:
+        pass
+
+
 class Full:
     """An executor on a device without room for its graphs."""
 
@@ -135,7 +153,7 @@ class TestTooLittleMemory:
     def test_for_the_largest_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("services.model_cache.run_largest_step", run_out)
         with pytest.raises(StartupError) as raised:
-            measured_step(settings(max_batched_tokens=8192, max_sequences=256), Full(), Gpu(0))
+            measured_step(StepBounds(8192, 256, 16, 1000), Room(), Gpu(0))
         assert str(raised.value) == (
             "A step of 8192 tokens in 256 sequences does not fit beside the weights: 17 GiB of 24 GiB are free; lower "
             "--max-batched-tokens or --max-sequences."
@@ -144,7 +162,7 @@ class TestTooLittleMemory:
     def test_for_graphs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("services.model_cache.run_largest_step", lambda *_: None)
         with pytest.raises(StartupError, match=r"^A step of 512 tokens in 64 sequences does not fit beside"):
-            measured_step(settings(), Full(), Gpu(0))
+            measured_step(StepBounds(512, 64, 16, 1000), Full(), Gpu(0))
 
     def test_for_the_cache(self) -> None:
         def none_left(self: TorchCpuAttention, shape: AttentionShape) -> None:

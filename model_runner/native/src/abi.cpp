@@ -176,11 +176,12 @@ int octavo_matrix_multiply(const void* matrix, const float* x, int64_t rows, flo
 }
 
 int octavo_attend(const octavo_batch* batch, const octavo_cache* cache, int64_t layer, int64_t heads, float scale,
-                  const float* queries, const float* keys, const float* values, float* output) {
+                  const float* queries, const float* keys, const float* values, float* output, int32_t activations) {
     return guarded(-1, [&](Library& shared) {
         const Sequences sequences = sequences_of(*batch);
         const int64_t kv_width = cache->kv_heads * cache->head_dim;
         AttentionArgs args = layer_args(*cache, layer, heads, scale);
+        args.activations = static_cast<Activations>(activations);
         args.queries = queries;
         args.output = output;
         args.query_stride = args.output_stride = heads * cache->head_dim;
@@ -223,7 +224,7 @@ int octavo_begin(void* model, const octavo_batch* batch) {
 int octavo_before_attention(void* model, const octavo_batch* batch, int64_t layer, float* qkv) {
     return guarded(-1, [&](Library& shared) {
         Model& own = *static_cast<Model*>(model);
-        own.before_attention(*shared.pool, *batch, layer);
+        own.before_attention(*shared.pool, *batch, layer, nullptr);
         std::copy(own.qkv(), own.qkv() + sequences_of(*batch).tokens() * own.qkv_width(), qkv);
         return 0;
     });

@@ -47,6 +47,12 @@ void write_as(const AttentionArgs& cache, int64_t slot, const float* keys, const
     }
 }
 
+// The kernels of a layer.
+const AttentionKernels& kernels_for(const Kernels& kernels, const AttentionArgs& args) {
+    const bool rounds = kernels.bfloat16_attention != nullptr && args.activations == Activations::int8 && args.is_bf16;
+    return rounds && args.head_dim % kPairedDimensions == 0 ? *kernels.bfloat16_attention : kernels.attention;
+}
+
 float as_it_is(float value) { return value; }
 
 // The keys that a span's tokens see and that it reads itself: from the first one on, and those before which the last one
@@ -169,6 +175,7 @@ void AttentionPlan::run(Pool& pool, const Kernels& kernels, const AttentionArgs&
         return;
     }
     if (!shared_.empty()) run_shared(pool, kernels, args);
+    const AttentionKernels& attention = kernels_for(kernels, args);
     const int64_t state_floats = kernels.state_floats(args.head_dim);
     pool.run(static_cast<int64_t>(units_.size()), [&](int64_t index) {
         const Unit& unit = units_[index];
@@ -179,8 +186,8 @@ void AttentionPlan::run(Pool& pool, const Kernels& kernels, const AttentionArgs&
             float* scratch = thread_scratch(scratch_floats + rows * state_floats);
             const bool goes_on = spans_[each].first_key > 0;
             float* state = goes_on ? states_.data() + starts_[each] * state_floats : scratch + scratch_floats;
-            kernels.attend(args, spans_[each], next, 0, unit.last_split, state, scratch);
-            kernels.finish_attention(args, spans_[each], state, 1, 0);
+            attention.attend(args, spans_[each], next, 0, unit.last_split, state, scratch);
+            attention.finish(args, spans_[each], state, 1, 0);
         }
     });
 }
@@ -188,10 +195,11 @@ void AttentionPlan::run(Pool& pool, const Kernels& kernels, const AttentionArgs&
 void AttentionPlan::run_shared(Pool& pool, const Kernels& kernels, const AttentionArgs& args) {
     const int64_t state = kernels.state_floats(args.head_dim);
     float* states = state_room(shared_rows_, state);
+    const AttentionKernels& attention = kernels_for(kernels, args);
     pool.run(static_cast<int64_t>(shared_.size()), [&](int64_t index) {
         const Shared& each = shared_[index];
         const int64_t rows = each.span.tokens * args.heads_per_kv;
-        kernels.attend(args, each.span, nullptr, 0, each.splits, states + each.state * state,
+        attention.attend(args, each.span, nullptr, 0, each.splits, states + each.state * state,
                        thread_scratch(kernels.attention_scratch(rows, args.head_dim)));
     });
 }
@@ -208,16 +216,17 @@ void AttentionPlan::run_splits(Pool& pool, const Kernels& kernels, const Attenti
         rows += parts_[index] * spans_[index].tokens * args.heads_per_kv;
     }
     state_room(rows, state);
+    const AttentionKernels& attention = kernels_for(kernels, args);
     pool.run(static_cast<int64_t>(units_.size()), [&](int64_t index) {
         const Unit& unit = units_[index];
         const AttentionSpan& span = spans_[unit.first_span];
         float* scratch = thread_scratch(kernels.attention_scratch(span.tokens * args.heads_per_kv, args.head_dim));
-        kernels.attend(args, span, nullptr, unit.first_split, unit.last_split, states_.data() + unit.state * state,
+        attention.attend(args, span, nullptr, unit.first_split, unit.last_split, states_.data() + unit.state * state,
                        scratch);
     });
     for (size_t index = 0; index < spans_.size(); ++index) {
         const AttentionSpan& span = spans_[index];
-        kernels.finish_attention(args, span, states_.data() + starts_[index] * state, parts_[index],
+        attention.finish(args, span, states_.data() + starts_[index] * state, parts_[index],
                                  span.tokens * args.heads_per_kv * state);
     }
 }

@@ -23,6 +23,8 @@ inline float number(uint16_t value) { return from_bf16(value); }
 
 #include "rowwise.h"
 
+#include "spans.h"
+
 #include "attention.h"
 
 #include "likelihood.h"
@@ -30,10 +32,9 @@ inline float number(uint16_t value) { return from_bf16(value); }
 #include "probe.h"
 
 constexpr Kernels table(const char* name) {
-    return {name,     kPanel,           kGemmScratch, gemm,          state_floats, attention_scratch, attend,
-            finish_attention, rms_norm, add_to,       silu_multiply, rotate,       weigh,
-            keep,             buckets_of, largest_of, 2 * kLanes * kProbeChains, multiply_add_probe, read_probe,
-            integer_table()};
+    return {name,       kPanel,       kGemmScratch,      gemm,    state_floats,  attention_scratch, attention_table(),
+            nullptr,    rms_norm,     add_to,            silu_multiply, rotate,  weigh,             keep,
+            buckets_of, largest_of,   2 * kLanes * kProbeChains, multiply_add_probe, read_probe,    integer_table()};
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -38,6 +38,7 @@ struct AttentionArgs {
     const void* keys;
     const void* values;
     bool is_bf16;
+    Activations activations;  // of queries and weights; int8 lets them be rounded to bfloat16 where K/V are
     int64_t kv_heads;
     int64_t heads_per_kv;
     int64_t head_dim;
@@ -110,6 +111,21 @@ struct IntegerKernels {
                      int64_t y_stride, int64_t first_panel, int64_t last_panel, float* scratch);
 };
 
+// A step's attention, whose products are in float32, or of pairs of bfloat16 that are added up in float32.
+struct AttentionKernels {
+    // The state of a span's rows over some splits of the context: state[row] for token-major rows (token, query head).
+    // Where the span has a first key, the state goes on from what it has.
+    // next: what the same thread will attend afterwards, or null; the beginning of its K/V is fetched.
+    void (*attend)(const AttentionArgs& args, const AttentionSpan& span, const AttentionSpan* next, int64_t first_split,
+                   int64_t last_split, float* state, float* scratch);
+    // Merges states of consecutive splits, `distance` floats apart, and writes the results.
+    void (*finish)(const AttentionArgs& args, const AttentionSpan& span, float* states, int64_t count,
+                   int64_t distance);
+};
+
+// A head has a whole number of so many dimensions for products of pairs of bfloat16; otherwise they are float32's.
+constexpr int64_t kPairedDimensions = 32;
+
 struct Kernels {
     const char* name;
     int64_t panel;
@@ -123,14 +139,9 @@ struct Kernels {
     // Floats of the state of one row (sum of values, maximum, sum of weights), and of a span's scratch.
     int64_t (*state_floats)(int64_t head_dim);
     int64_t (*attention_scratch)(int64_t rows, int64_t head_dim);
-    // The state of a span's rows over some splits of the context: state[row] for token-major rows (token, query head).
-    // Where the span has a first key, the state goes on from what it has.
-    // next: what the same thread will attend afterwards, or null; the beginning of its K/V is fetched.
-    void (*attend)(const AttentionArgs& args, const AttentionSpan& span, const AttentionSpan* next, int64_t first_split,
-                   int64_t last_split, float* state, float* scratch);
-    // Merges states of consecutive splits, `distance` floats apart, and writes the results.
-    void (*finish_attention)(const AttentionArgs& args, const AttentionSpan& span, float* states, int64_t count,
-                             int64_t distance);
+    AttentionKernels attention;
+    // With queries and weights rounded to bfloat16 too, for K/V in bfloat16 and int8 activations; null without.
+    const AttentionKernels* bfloat16_attention;
 
     void (*rms_norm)(const float* x, const float* weight, int64_t size, float epsilon, float* y);
     void (*add)(float* x, const float* y, int64_t size);                           // x += y
@@ -162,5 +173,7 @@ const Kernels* scalar_kernels();
 const IntegerKernels* avx512vnni_integers();
 const IntegerKernels* avx2vnni_integers();
 const IntegerKernels* neondot_integers();
+// The same for products of pairs of bfloat16, which a CPU has beside those of bytes.
+const AttentionKernels* avx512bf16_attention();
 
 }  // namespace octavo

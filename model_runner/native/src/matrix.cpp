@@ -200,21 +200,24 @@ void Matrix::multiply(Pool& pool, const float* x, int64_t x_stride, int64_t rows
         });
         return;
     }
-    const RoundedGroup* groups = rounded(pool, x, x_stride, rows);
-    const int64_t stride = packed_.inputs / kGroup;
+    multiply_rounded(pool, rounded(pool, x, x_stride, rows), rows, y, y_stride);
+}
+
+void Matrix::multiply_rounded(Pool& pool, const RoundedGroup* x, int64_t rows, float* y, int64_t y_stride) const {
+    const int64_t stride = groups();
     for_units(pool, rows, [&](int64_t row, int64_t count, int64_t first, int64_t last) {
-        kernels_.integers.multiply(packed_, groups + row * stride, stride, count, y + row * y_stride, y_stride, first,
+        kernels_.integers.multiply(packed_, x + row * stride, stride, count, y + row * y_stride, y_stride, first,
                                    last, thread_scratch(kernels_.integers.scratch));
     });
 }
 
 const RoundedGroup* Matrix::rounded(Pool& pool, const float* x, int64_t x_stride, int64_t rows) const {
     thread_local Scratch scratch;
-    const int64_t stride = packed_.inputs / kGroup;
-    auto* groups = static_cast<RoundedGroup*>(scratch.room(static_cast<size_t>(rows * stride) * sizeof(RoundedGroup)));
+    const int64_t stride = groups();
+    auto* to = static_cast<RoundedGroup*>(scratch.room(static_cast<size_t>(rows * stride) * sizeof(RoundedGroup)));
     const auto round_rows = [&](int64_t unit) {
         for (int64_t row = unit * kRoundedRows; row < std::min(rows, (unit + 1) * kRoundedRows); ++row) {
-            kernels_.integers.round_row(x + row * x_stride, packed_.inputs, groups + row * stride);
+            round(x + row * x_stride, to + row * stride);
         }
     };
     const int64_t units = (rows + kRoundedRows - 1) / kRoundedRows;
@@ -223,7 +226,7 @@ const RoundedGroup* Matrix::rounded(Pool& pool, const float* x, int64_t x_stride
     } else {
         round_rows(0);
     }
-    return groups;
+    return to;
 }
 
 }  // namespace octavo

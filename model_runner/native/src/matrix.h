@@ -27,6 +27,11 @@ public:
     // y = x * weights^T for rows of x, rounded first for int8 activations; shared out among the pool's threads.
     void multiply(Pool& pool, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride) const;
 
+    // For rows that were rounded before, with what made them: groups() in a row, 0 where the matrix takes floats.
+    int64_t groups() const { return packed_.activations == Activations::int8 ? packed_.inputs / kGroup : 0; }
+    void round(const float* x, RoundedGroup* to) const { kernels_.integers.round_row(x, packed_.inputs, to); }
+    void multiply_rounded(Pool& pool, const RoundedGroup* x, int64_t rows, float* y, int64_t y_stride) const;
+
     int64_t outputs() const { return packed_.outputs; }
     int64_t inputs() const { return packed_.inputs; }
     Form form() const { return packed_.form; }

@@ -71,16 +71,13 @@ void Model::forward(Pool& pool, const octavo_batch& batch, const octavo_cache& c
     float* attended = room(attended_, tokens, facts_.heads * facts_.head_dim);
     const float scale = 1.0f / std::sqrt(static_cast<float>(facts_.head_dim));
     for (int64_t index = 0; index < facts_.layers; ++index) {
-        before_attention(pool, batch, index);
         AttentionArgs args = layer_args(cache, index, facts_.heads, scale);
+        args.activations = static_cast<Activations>(facts_.activations);
+        before_attention(pool, batch, index, &args);
         args.queries = qkv_.data();
         args.query_stride = qkv_width();
         args.output = attended;
         args.output_stride = facts_.heads * facts_.head_dim;
-        for_tokens(pool, tokens, 2 * facts_.kv_heads * facts_.head_dim, [&](int64_t token) {
-            const float* keys = qkv_.data() + token * qkv_width() + facts_.heads * facts_.head_dim;
-            write_kv(args, batch.slots[token], keys, keys + facts_.kv_heads * facts_.head_dim);
-        });
         plan_.run(pool, kernels_, args);
         after_attention(pool, batch, index, attended);
     }
@@ -97,17 +94,37 @@ void Model::begin(Pool& pool, const octavo_batch& batch) {
     }
     float* rows = room(hidden_, tokens, hidden);
     float* normed = room(normed_, tokens, hidden);
+    const Matrix& qkv = matrix_of(layer(0).qkv);
+    RoundedGroup* rounded = rounded_room(qkv, tokens);
     for_tokens(pool, tokens, 8 * hidden, [&](int64_t token) {
         embedding.row(batch.token_ids[token], rows + token * hidden);
-        kernels_.rms_norm(rows + token * hidden, layer(0).input_norm, hidden, facts_.epsilon, normed + token * hidden);
+        float* to = normed + token * hidden;
+        kernels_.rms_norm(rows + token * hidden, layer(0).input_norm, hidden, facts_.epsilon, to);
+        if (rounded != nullptr) qkv.round(to, rounded + token * qkv.groups());
     });
 }
 
-void Model::before_attention(Pool& pool, const octavo_batch& batch, int64_t index) {
-    const int64_t tokens = sequences_of(batch).tokens(), hidden = facts_.hidden_size;
+RoundedGroup* Model::rounded_room(const Matrix& matrix, int64_t rows) {
+    if (matrix.groups() == 0) return nullptr;
+    rounded_.resize(std::max(rounded_.size(), static_cast<size_t>(rows * matrix.groups())));
+    return rounded_.data();
+}
+
+void Model::multiply(Pool& pool, const Matrix& matrix, const float* x, int64_t rows, float* y) const {
+    if (matrix.groups() > 0) return matrix.multiply_rounded(pool, rounded_.data(), rows, y, matrix.outputs());
+    matrix.multiply(pool, x, matrix.inputs(), rows, y, matrix.outputs());
+}
+
+void Model::before_attention(Pool& pool, const octavo_batch& batch, int64_t index, const AttentionArgs* cache) {
+    const int64_t tokens = sequences_of(batch).tokens(), kv_width = facts_.kv_heads * facts_.head_dim;
     float* qkv = room(qkv_, tokens, qkv_width());
-    matrix_of(layer(index).qkv).multiply(pool, normed_.data(), hidden, tokens, qkv, qkv_width());
-    for_tokens(pool, tokens, 2 * qkv_width(), [&](int64_t token) { rotate_token(batch, layer(index), token); });
+    multiply(pool, matrix_of(layer(index).qkv), normed_.data(), tokens, qkv);
+    for_tokens(pool, tokens, 3 * qkv_width(), [&](int64_t token) {
+        rotate_token(batch, layer(index), token);
+        if (cache == nullptr) return;
+        const float* keys = qkv + token * qkv_width() + facts_.heads * facts_.head_dim;
+        write_kv(*cache, batch.slots[token], keys, keys + kv_width);
+    });
 }
 
 void Model::rotate_token(const octavo_batch& batch, const octavo_layer& layer, int64_t token) {
@@ -130,16 +147,23 @@ void Model::after_attention(Pool& pool, const octavo_batch& batch, int64_t index
     if (is_last) attended = keep_wanted(batch, attended);
     float* added = room(added_, tokens, hidden);
     matrix_of(layer(index).output).multiply(pool, attended, all_heads, tokens, added, hidden);
-    add_and_norm(pool, tokens, layer(index).mlp_norm);
+    add_and_norm(pool, tokens, layer(index).mlp_norm, matrix_of(layer(index).gate_up));
     float* gate_up = room(gate_up_, tokens, 2 * inner);
-    matrix_of(layer(index).gate_up).multiply(pool, normed_.data(), hidden, tokens, gate_up, 2 * inner);
+    multiply(pool, matrix_of(layer(index).gate_up), normed_.data(), tokens, gate_up);
     float* activated = room(activated_, tokens, inner);
+    const Matrix& down = matrix_of(layer(index).down);
+    RoundedGroup* rounded = rounded_room(down, tokens);
     for_tokens(pool, tokens, 4 * inner, [&](int64_t token) {
         const float* gate = gate_up + token * 2 * inner;
         kernels_.silu_multiply(gate, gate + inner, inner, activated + token * inner);
+        if (rounded != nullptr) down.round(activated + token * inner, rounded + token * down.groups());
     });
-    matrix_of(layer(index).down).multiply(pool, activated, inner, tokens, added, hidden);
-    add_and_norm(pool, tokens, is_last ? facts_.final_norm : layer(index + 1).input_norm);
+    multiply(pool, down, activated, tokens, added);
+    if (is_last) {
+        add_and_norm(pool, tokens, facts_.final_norm, matrix_of(facts_.head));
+    } else {
+        add_and_norm(pool, tokens, layer(index + 1).input_norm, matrix_of(layer(index + 1).qkv));
+    }
 }
 
 const float* Model::keep_wanted(const octavo_batch& batch, const float* attended) {
@@ -156,18 +180,19 @@ const float* Model::keep_wanted(const octavo_batch& batch, const float* attended
     return kept;
 }
 
-void Model::add_and_norm(Pool& pool, int64_t tokens, const float* norm) {
+void Model::add_and_norm(Pool& pool, int64_t tokens, const float* norm, const Matrix& next) {
     const int64_t hidden = facts_.hidden_size;
+    RoundedGroup* rounded = rounded_room(next, tokens);
     for_tokens(pool, tokens, 2 * hidden, [&](int64_t token) {
-        float* row = hidden_.data() + token * hidden;
+        float *row = hidden_.data() + token * hidden, *normed = normed_.data() + token * hidden;
         kernels_.add(row, added_.data() + token * hidden, hidden);
-        kernels_.rms_norm(row, norm, hidden, facts_.epsilon, normed_.data() + token * hidden);
+        kernels_.rms_norm(row, norm, hidden, facts_.epsilon, normed);
+        if (rounded != nullptr) next.round(normed, rounded + token * next.groups());
     });
 }
 
 void Model::end(Pool& pool, const octavo_batch& batch, float* logits) {
-    const Matrix& head = matrix_of(facts_.head);
-    head.multiply(pool, normed_.data(), facts_.hidden_size, batch.num_logits_rows, logits, head.outputs());
+    multiply(pool, matrix_of(facts_.head), normed_.data(), batch.num_logits_rows, logits);
 }
 
 }  // namespace octavo

@@ -18,8 +18,9 @@ public:
     void forward(Pool& pool, const octavo_batch& batch, const octavo_cache& cache, float* logits);
 
     void begin(Pool& pool, const octavo_batch& batch);
-    // The normed hidden states' q, k and v, queries and keys rotated: in qkv().
-    void before_attention(Pool& pool, const octavo_batch& batch, int64_t layer);
+    // The normed hidden states' q, k and v, queries and keys rotated: in qkv(). Keys and values go to the batch's slots
+    // of `cache` too, unless it is null.
+    void before_attention(Pool& pool, const octavo_batch& batch, int64_t layer, const AttentionArgs* cache);
     // After the last layer's there are hidden states of the rows alone whose logits are wanted, in their order: nobody
     // reads the others.
     void after_attention(Pool& pool, const octavo_batch& batch, int64_t layer, const float* attended);
@@ -33,8 +34,13 @@ private:
     void rotate_token(const octavo_batch& batch, const octavo_layer& layer, int64_t token);
     // Of the hidden states and of what was attended, the wanted rows; returns the latter.
     const float* keep_wanted(const octavo_batch& batch, const float* attended);
-    // hidden += added, then normed = the norm of hidden.
-    void add_and_norm(Pool& pool, int64_t tokens, const float* norm);
+    // hidden += added, then normed = the norm of hidden, rounded if `next` takes it so.
+    void add_and_norm(Pool& pool, int64_t tokens, const float* norm, const Matrix& next);
+    // Room for a product's inputs, rounded by what makes them, while they are in the first cache: [rows, groups()], or
+    // null where the matrix takes floats.
+    RoundedGroup* rounded_room(const Matrix& matrix, int64_t rows);
+    // y = x * the matrix, whose inputs are contiguous; from that room where it is used.
+    void multiply(Pool& pool, const Matrix& matrix, const float* x, int64_t rows, float* y) const;
 
     const Kernels& kernels_;
     octavo_model facts_;
@@ -42,6 +48,7 @@ private:
     AttentionPlan plan_;
     // Grown to the largest step so far, one row for each token.
     std::vector<float> hidden_, wanted_, normed_, qkv_, attended_, added_, gate_up_, activated_;
+    std::vector<RoundedGroup> rounded_;
 };
 
 Sequences sequences_of(const octavo_batch& batch);

@@ -72,9 +72,11 @@ struct octavo_cache {
 };
 
 // Writes a step's keys and values [T, kv heads, head dim] to one layer's slots, then attends: output and queries are
-// [T, heads, head dim]. Of the batch, what is about sequences and slots is read.
+// [T, heads, head dim]. Of the batch, what is about sequences and slots is read. activations: as for matrices; int8 lets
+// queries and weights be rounded to bfloat16 where the cache is.
 OCTAVO_API int octavo_attend(const octavo_batch* batch, const octavo_cache* cache, int64_t layer, int64_t heads,
-                             float scale, const float* queries, const float* keys, const float* values, float* output);
+                             float scale, const float* queries, const float* keys, const float* values, float* output,
+                             int32_t activations);
 
 // One layer: matrices by their handles, norms and biases as floats. qkv stacks q, k and v; gate_up gate and up.
 struct octavo_layer {
@@ -97,6 +99,7 @@ struct octavo_model {
     int64_t kv_heads;
     int64_t head_dim;
     float epsilon;
+    int32_t activations;  // as for matrices, which have their own: of attention
     const void* embedding;
     const float* final_norm;
     const void* head;

@@ -1,4 +1,4 @@
-// AVX-512 (F, BW, DQ, VL), and VNNI where it is compiled for it: 16 lanes, 32 registers.
+// AVX-512 (F, BW, DQ, VL), and VNNI or BF16 where it is compiled for them: 16 lanes, 32 registers.
 #pragma once
 
 #include <immintrin.h>
@@ -96,6 +96,25 @@ inline Bits sum_pairs(Bits shorts) { return _mm512_madd_epi16(shorts, _mm512_set
 template <int by>
 inline Bits shift_ints(Bits ints) { return _mm512_slli_epi32(ints, by); }
 #include "dots_maddubs.h"
+#endif
+
+#if defined(__AVX512BF16__)
+// Words of two bfloat16: the same one in each lane, and the sums of products, c + the high ones' + the low ones'.
+inline Bits all(uint32_t pair) { return all_ints(static_cast<int32_t>(pair)); }
+inline Vec fma(Bits a, Bits b, Vec c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+// The nearest bfloat16 of 32 numbers, as they come.
+inline Bits to_pairs(Vec first, Vec second) { return (Bits)_mm512_cvtne2ps_pbh(second, first); }
+// Of 32 bfloat16 each, those of the same place in one word, for every other four, and for those between.
+inline Bits low_pairs(Bits a, Bits b) { return _mm512_unpacklo_epi16(a, b); }
+inline Bits high_pairs(Bits a, Bits b) { return _mm512_unpackhi_epi16(a, b); }
+// Every other four of 32 numbers, and those between: the first 16 and the last.
+inline Vec first_in_fours(Vec low, Vec high) {
+    return _mm512_permutex2var_ps(low, _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23), high);
+}
+inline Vec last_in_fours(Vec low, Vec high) {
+    return _mm512_permutex2var_ps(
+        low, _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31), high);
+}
 #endif
 
 }  // namespace octavo::OCTAVO_ISA

@@ -25,8 +25,9 @@ struct RowsOf {
 // c[row][column] (+)= sum over k of a[row, k] * B[k, column]; continues: go on from what c has.
 // B says how many k it decodes at a time (kStep) and how many share scales (kGroup, 0 for none). Every sum is one chain
 // in the order of k: which tile shape computes an element does not change it.
-template <class B, int rows, int vecs, class C, int... step>
-inline void tile_steps(const float* a, int64_t a_stride, const B& b, int64_t depth, const C& c, bool continues,
+// With words of A and B, k counts pairs of bfloat16, and a step of the chain is fma's for pairs.
+template <class B, int rows, int vecs, class A, class C, int... step>
+inline void tile_steps(const A* a, int64_t a_stride, const B& b, int64_t depth, const C& c, bool continues,
                        std::integer_sequence<int, step...>) {
     Vec acc[rows][vecs];
     OCTAVO_UNROLL
@@ -42,12 +43,12 @@ inline void tile_steps(const float* a, int64_t a_stride, const B& b, int64_t dep
         for (int64_t k = first; k < first + group; k += B::kStep) {
             const typename B::template Chunk<vecs> chunk(b, k);
             const auto add_one = [&](auto index) {
-                Vec w[vecs];
+                decltype(chunk.template get<0>(scales, 0)) w[vecs];
                 OCTAVO_UNROLL
                 for (int vec = 0; vec < vecs; ++vec) w[vec] = chunk.template get<index()>(scales, vec);
                 OCTAVO_UNROLL
                 for (int row = 0; row < rows; ++row) {
-                    const Vec x = all(a[row * a_stride + k + index()]);
+                    const auto x = all(a[row * a_stride + k + index()]);
                     OCTAVO_UNROLL
                     for (int vec = 0; vec < vecs; ++vec) acc[row][vec] = fma(x, w[vec], acc[row][vec]);
                 }
@@ -63,8 +64,8 @@ inline void tile_steps(const float* a, int64_t a_stride, const B& b, int64_t dep
 }
 
 // As above, for a number of rows known only at run time, 1 up to max_rows.
-template <class B, int max_rows, int vecs, class C>
-inline void tile(int64_t rows, const float* a, int64_t a_stride, const B& b, int64_t depth, const C& c,
+template <class B, int max_rows, int vecs, class A, class C>
+inline void tile(int64_t rows, const A* a, int64_t a_stride, const B& b, int64_t depth, const C& c,
                  bool continues) {
     if constexpr (max_rows > 1) {
         if (rows < max_rows) return tile<B, max_rows - 1, vecs>(rows, a, a_stride, b, depth, c, continues);
