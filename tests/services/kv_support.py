@@ -42,6 +42,10 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(WAIT_SECONDS)
 
+    def catch_up(self) -> None:
+        """Returns when what the loop is at is done: a session's answer goes out before all is written down."""
+        self.run(asyncio.sleep(0))
+
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(WAIT_SECONDS)
@@ -57,11 +61,18 @@ def kv_settings(directory: Path, **given: Any) -> KvManagerSettings:
 @contextmanager
 def running_kv_manager(settings: KvManagerSettings) -> Iterator[RunningKvManager]:
     """A KV manager that serves while the block runs."""
+    with kv_manager_on_a_thread(settings) as (running, _):
+        yield running
+
+
+@contextmanager
+def kv_manager_on_a_thread(settings: KvManagerSettings) -> Iterator[tuple[RunningKvManager, LoopThread]]:
+    """The same, and the thread that it serves on: who looks into its books lets that catch up first."""
     thread = LoopThread()
     try:
         running = thread.run(start_kv_manager(settings))
         try:
-            yield running
+            yield running, thread
         finally:
             thread.run(running.stop(1))
     finally:

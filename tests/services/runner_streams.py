@@ -129,8 +129,9 @@ class SocketStream:
         self.tell_raw(frame(MESSAGE, message))
 
     def tell_raw(self, data: bytes) -> None:
-        """Bytes that may be no frame."""
-        self._socket.sendall(data)
+        """Bytes that may be no frame. Why the other end has hung up, if it has, is still to be read."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(data)
 
     def fill(self, data: bytes) -> None:
         """Says the same again and again, until the other end has taken nothing for a while."""

@@ -37,7 +37,7 @@ from services.session.dial import SessionDial
 from services.session.limits import SessionLimits
 from services.session.link import Dial, GrpcLink, Link
 from services.session_books import SessionBooks
-from tests.services.kv_support import kv_settings, running_kv_manager
+from tests.services.kv_support import kv_manager_on_a_thread, kv_settings
 
 FACTS = PoolFacts(num_blocks=9, block_size=4, bytes_per_block=1024, model_fingerprint="m")
 PATIENT = SessionLimits(ask=10, admit=10, answer=20)
@@ -47,9 +47,16 @@ PATIENT = SessionLimits(ask=10, admit=10, answer=20)
 class Bench:
     """Books over one manager, and as many runners as a case needs."""
 
-    def __init__(self, manager: KvManager, make: Callable[[CacheOptions, int], KvBooks]) -> None:
+    def __init__(
+        self,
+        manager: KvManager,
+        make: Callable[[CacheOptions, int], KvBooks],
+        catch_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        """catch_up: returns when the manager has written down all that it has answered."""
         self.manager = manager
         self._make = make
+        self._catch_up = catch_up
         self.made: list[KvBooks] = []
 
     def make(self, cache: CacheOptions = DEFAULT_CACHE, lease_blocks: int = 0) -> KvBooks:
@@ -62,6 +69,7 @@ class Bench:
         for books in self.made:
             if isinstance(books, SessionBooks) and books._opened is not None:
                 books._opened.settle(PATIENT.answer)
+        self._catch_up()
         return self.manager.pool("default")
 
     def opened(self, cache: CacheOptions = DEFAULT_CACHE, lease_blocks: int = 0) -> KvBooks:
@@ -76,9 +84,10 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         manager = KvManager("boot")
         yield Bench(manager, lambda cache, lease_blocks: InProcessBooks(manager, cache=cache))
         return
-    with running_kv_manager(kv_settings(tmp_path)) as running:
+    with kv_manager_on_a_thread(kv_settings(tmp_path)) as (running, thread):
         dial = SessionDial(running.address) if request.param == "session by socket" else None
-        bench = Bench(running.manager, partial(session_books, dial or partial(GrpcLink, running.address)))
+        make = partial(session_books, dial or partial(GrpcLink, running.address))
+        bench = Bench(running.manager, make, thread.catch_up)
         yield bench
         for books in bench.made:
             books.close()
