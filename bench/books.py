@@ -6,9 +6,9 @@
 The first line makes an environment with vLLM 0.32.0 and only what its block manager imports; it takes about two
 minutes and 2 GB, so keep it outside of the repository. Without one, Octavo's side is measured alone.
 
-The two sides take turns, round by round, in a process each. A figure is the median of the rounds. "Faster" is the
-median of the ratios of two rounds that follow each other: a phase in which the machine is slow is one for both. What is
-compared:
+The two sides take turns, round by round, in a process each, both on one core where the system can say so: the cores of
+a shared host are not equally fast. A figure is the median of the rounds. "Faster" is the median of the ratios of two
+rounds that follow each other: a phase in which the machine is slow is one for both. What is compared:
 
 - take, release: BlockPool.get_new_blocks and free_blocks against the same primitives of kvmanager.blocks.
 - allocate, free: a prompt that is neither hashed nor looked up. vLLM's part begins with its Request, because that is
@@ -33,6 +33,7 @@ import tracemalloc
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count, repeat
 from operator import truediv
@@ -320,6 +321,21 @@ def _shown(line: dict[str, Any], column: str) -> str:
     return f"{line[column]:,.{digits}f}"
 
 
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Keeps this process, and what it starts, on one of its cores; elsewhere than on Linux it changes nothing."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@on_one_core()
 def run(venv: Path | None, rounds: int, sizes: Sizes) -> dict[str, Any]:
     """Measures both sides, or Octavo's alone when vLLM cannot be had."""
     sides: dict[str, Side] = {OURS: LocalSide(CASES, sizes)}

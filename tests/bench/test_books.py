@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench.books import CASES, LINES, main, summarise
+from bench.books import CASES, LINES, main, on_one_core, summarise
 from bench.rounds import BLOCK_SIZE, LocalSide, Sizes, prompt
 
 app = typer.Typer()
@@ -49,6 +51,19 @@ def test_the_table_says_that_vllm_was_skipped(tmp_path: Path) -> None:
 def test_an_environment_without_vllm_is_skipped_with_its_name() -> None:
     reason = json.loads(invoke("--json", "--vllm-venv", sys.prefix))["vllm_skipped"]
     assert f"does not start under {Path(sys.prefix) / 'bin' / 'python'}" in reason
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep no process on a core")
+def test_both_sides_are_measured_on_the_same_core() -> None:
+    before = os.sched_getaffinity(0)
+    with on_one_core():
+        core = os.sched_getaffinity(0)
+        started = subprocess.run(
+            [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"], capture_output=True, text=True
+        )
+    assert len(core) == 1
+    assert {int(number) for number in started.stdout.split()} == core
+    assert os.sched_getaffinity(0) == before
 
 
 def test_a_phase_in_which_all_is_slow_changes_no_ratio() -> None:
