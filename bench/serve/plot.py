@@ -36,6 +36,7 @@ def plot(results: Results, path: Path) -> None:
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_xticks(range(len(workloads)), workloads)
     axes.set_ylabel("output tokens/s, Octavo / peer")
     axes.set_title("How many times as fast Octavo is, by workload")
