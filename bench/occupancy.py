@@ -8,7 +8,6 @@ would take a model, so that every run gives the same figures on any machine.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated
@@ -18,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
+from bench.figures import show
 from bench.serve.workloads import Workload, build
 from bench.sleeping import SleepingExecutor
 from bench.virtual_time import StepTime, VirtualClock, VirtualEngine, VirtualManager, VirtualSteps
@@ -253,11 +253,7 @@ def main(
     workload = build("D")
     time = StepTime(fixed_ms / 1e3, row_ms / 1e3)
     figures = report(workload, play(workload, time, round_trip_ms / 1e3, lease_blocks))
-    if as_json:
-        typer.echo(json.dumps(figures))
-        return
-    for name, value in figures.items():
-        typer.echo(f"{name:40} {value:12.4f}")
+    show(figures, as_json)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Annotated
 
 import typer
 
+from bench.figures import show
 from bench.turns import LoadMeter
 from kvmanager.manager import KvManager
 from model_runner.attention import create_backend
@@ -207,11 +208,7 @@ def main(
     load = LoadMeter()
     figures = measure(QUICK if quick else Plan(rounds, max_tokens), tokens, ngram, streams or STREAMS, threads)
     figures["load_cores"] = load.read().busy
-    if as_json:
-        typer.echo(json.dumps(figures))
-        return
-    for name, value in figures.items():
-        typer.echo(f"{name:40} {value:12.3f}")
+    show(figures, as_json, digits=3)
 
 
 if __name__ == "__main__":

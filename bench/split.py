@@ -11,7 +11,6 @@ the sidecar over that without.
 
 from __future__ import annotations
 
-import json
 import statistics
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from typing import Annotated
 import torch
 import typer
 
+from bench.figures import show
 from bench.sidecar import kv_manager
 from bench.sleeping import SleepingExecutor
 from bench.split_turns import Meter, Turns
@@ -284,11 +284,7 @@ def main(
         if not only or only == case.name:
             figures |= measure(case, plan, model)
     figures |= meter.read().figures()
-    if as_json:
-        typer.echo(json.dumps(figures))
-        return
-    for name, value in figures.items():
-        typer.echo(f"{name:40} {value:12.4f}")
+    show(figures, as_json)
 
 
 if __name__ == "__main__":
