@@ -115,15 +115,10 @@ void attend(const AttentionArgs& args, const AttentionSpan& span, const Attentio
 
 void finish_attention(const AttentionArgs& args, const AttentionSpan& span, float* states, int64_t count,
                       int64_t distance) {
-    const int64_t width = padded(args.head_dim), stride = state_floats(args.head_dim);
-    for (int64_t row = 0; row < span.tokens * args.heads_per_kv; ++row) {
-        float* state = states + row * stride;
-        for (int64_t part = 1; part < count; ++part) merge_state(state, state + part * distance, width);
-        const int64_t token = span.first_row + row / args.heads_per_kv;
-        const int64_t head = span.kv_head * args.heads_per_kv + row % args.heads_per_kv;
-        float* to = args.output + token * args.output_stride + head * args.head_dim;
+    const int64_t width = padded(args.head_dim);
+    finish_rows(args, span, states, count, distance, [&](const float* state, float* to) {
         for (int64_t column = 0; column < args.head_dim; ++column) to[column] = state[column] / state[width + 1];
-    }
+    });
 }
 
 constexpr AttentionKernels attention_table() { return {attend, finish_attention}; }

@@ -125,20 +125,15 @@ void attend_in_pairs(const AttentionArgs& args, const AttentionSpan& span, const
 
 void finish_pairs(const AttentionArgs& args, const AttentionSpan& span, float* states, int64_t count,
                   int64_t distance) {
-    const int64_t width = args.head_dim, stride = state_floats(width);
-    for (int64_t row = 0; row < span.tokens * args.heads_per_kv; ++row) {
-        float* state = states + row * stride;
-        for (int64_t part = 1; part < count; ++part) merge_state(state, state + part * distance, width);
-        const int64_t token = span.first_row + row / args.heads_per_kv;
-        const int64_t head = span.kv_head * args.heads_per_kv + row % args.heads_per_kv;
-        float* to = args.output + token * args.output_stride + head * args.head_dim;
+    const int64_t width = args.head_dim;
+    finish_rows(args, span, states, count, distance, [&](const float* state, float* to) {
         const Vec total = all(state[width + 1]);
         for (int64_t column = 0; column < width; column += 2 * kLanes) {
             const Vec first = div(load(state + column), total), second = div(load(state + column + kLanes), total);
             store(to + column, first_in_fours(first, second));
             store(to + column + kLanes, last_in_fours(first, second));
         }
-    }
+    });
 }
 
 constexpr AttentionKernels bfloat16_attention_table() { return {attend_in_pairs, finish_pairs}; }

@@ -76,6 +76,20 @@ inline void merge_state(float* into, const float* part, int64_t width) {
     into[width + 1] = mine * into[width + 1] + theirs * part[width + 1];
 }
 
+// Merges each row's states, of which `count` lie `distance` apart, and has put(state, to) write its weighted values.
+template <class Put>
+inline void finish_rows(const AttentionArgs& args, const AttentionSpan& span, float* states, int64_t count,
+                        int64_t distance, const Put& put) {
+    const int64_t width = padded(args.head_dim), stride = state_floats(args.head_dim);
+    for (int64_t row = 0; row < span.tokens * args.heads_per_kv; ++row) {
+        float* state = states + row * stride;
+        for (int64_t part = 1; part < count; ++part) merge_state(state, state + part * distance, width);
+        const int64_t token = span.first_row + row / args.heads_per_kv;
+        const int64_t head = span.kv_head * args.heads_per_kv + row % args.heads_per_kv;
+        put(state, args.output + token * args.output_stride + head * args.head_dim);
+    }
+}
+
 // A tile's weights from its scores, in place, and the state's values scaled to the new maximum.
 inline void weigh(float* scores, float* state, int64_t width) {
     const float before = state[width];
