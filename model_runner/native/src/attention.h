@@ -1,105 +1,69 @@
 // Attention with float32 products. Included into an instruction set's namespace, after spans.h.
 
-// A tile's keys by dimensions, vectors of slots wherever their blocks lie. Each one that is read fetches its like of
-// the next tile.
+// A tile's keys as floats.
 template <class T>
 struct PagedKeys {
     static constexpr int64_t kGroup = 0, kStep = kPair<T>;
-    const uint32_t* const* slots;
-    const uint32_t* const* ahead;
-    int64_t stride;
+    KeyRuns at;
     template <int vecs>
     using Scales = NoScales;
     template <int vecs>
     struct Chunk {
         Bits words[vecs];
-        Chunk(const PagedKeys& b, int64_t k) {
-            const int64_t offset = k / kStep * b.stride;
-            OCTAVO_UNROLL
-            for (int vec = 0; vec < vecs; ++vec) {
-                fetch_far(b.ahead[vec] + offset);
-                words[vec] = load_bits(b.slots[vec] + offset);
-            }
-        }
+        Chunk(const PagedKeys& b, int64_t k) { b.at.read(k / kStep, words); }
         template <int index>
         Vec get(const NoScales&, int vec) const {
             if constexpr (kStep == 1) return as_floats(words[vec]);
             return index ? high_bf16(words[vec]) : low_bf16(words[vec]);
         }
     };
-    PagedKeys from_column(int64_t column) const { return {slots + column / kLanes, ahead + column / kLanes, stride}; }
+    PagedKeys from_column(int64_t column) const { return {at.from_column(column)}; }
 };
 
-// A tile's values, rows wherever they lie; as above.
+// A tile's values as floats, token by token.
 template <class T>
 struct PagedValues {
-    static constexpr int64_t kGroup = 0, kStep = 1;
-    const T* const* rows;
-    const T* const* ahead;
+    using Number = Vec;
+    static constexpr int64_t kTokens = 1, kBytes = sizeof(T);
+    const T* const* runs;
+    int64_t stride;
+    int64_t first, last;
+    const Ahead* ahead;  // or null
     int64_t column;
-    template <int vecs>
-    using Scales = NoScales;
-    template <int vecs>
-    struct Chunk {
-        const T* row;
-        Chunk(const PagedValues& b, int64_t k) : row(b.rows[k] + b.column) {
-            constexpr int64_t numbers = kLine / sizeof(T);
-            for (int64_t each = 0; each < vecs * kLanes; each += numbers) fetch_far(b.ahead[k] + b.column + each);
-        }
-        template <int>
-        Vec get(const NoScales&, int vec) const { return load_any(row + vec * kLanes); }
-    };
-    PagedValues from_column(int64_t start) const { return {rows, ahead, column + start}; }
-};
 
-// Copies rows as floats, padded with zeros to whole vectors.
-template <class T>
-inline void copy_rows(const T* const* rows, int64_t count, int64_t head_dim, int64_t width, float* to) {
-    for (int64_t key = 0; key < count; ++key, to += width) {
-        const T* from = rows[key];
-        int64_t column = 0;
-        for (; column + kLanes <= head_dim; column += kLanes) store(to + column, load_any(from + column));
-        for (; column < width; ++column) to[column] = column < head_dim ? number(from[column]) : 0.0f;
+    template <int vecs>
+    void read(int64_t run, int64_t token, Vec (&w)[vecs]) const {
+        const T* row = runs[run] + token * stride + column;
+        OCTAVO_UNROLL
+        for (int vec = 0; vec < vecs; ++vec) w[vec] = load_any(row + vec * kLanes);
     }
-}
+};
 
 template <class T>
 struct FloatWork : SpanWork<T, FloatWork<T>> {
     using Base = SpanWork<T, FloatWork<T>>;
     using Base::Base;
-    using Base::a, Base::span, Base::width, Base::rows, Base::queries, Base::scores, Base::copied;
+    using Base::a, Base::width, Base::rows, Base::queries;
+    static constexpr int kDegree = 6;
 
-    void multiply_keys(const Tile<T>& tile, const Tile<T>& next) {
-        const RowsOf<kTile> to{scores};
-        if (a.block_size % kLanes == 0) {
-            const PagedKeys<T> keys{tile.slots, next.slots, a.block_size};
-            return multiply_rows(queries, width, rows, keys, a.head_dim, kTile, to, false);
-        }
-        copy_keys(tile);
-        multiply_rows(queries, width, rows, FloatRows{copied, kTile}, a.head_dim, kTile, to, false);
+    void score(const Tile<T>& found, const Ahead& ahead, float* to) {
+        const Tile<T> tile = Base::with_keys(found);
+        const PagedKeys<T> keys{{tile.keys, tile.key_stride, ahead.lines ? &ahead : nullptr, 0}};
+        score_rows(queries, width, rows, keys, a.head_dim, to);
     }
 
-    // copied[dimension, slot]
-    void copy_keys(const Tile<T>& tile) {
-        for (int64_t position = tile.first; position < tile.stop; ++position) {
-            const T* from = Base::key_at(position);
-            float* to = copied + position % kTile;
-            for (int64_t k = 0; k < a.head_dim; ++k) {
-                to[k * kTile] = number(from[k / kPair<T> * kPair<T> * a.block_size + k % kPair<T>]);
-            }
-        }
+    static void put_weights(float* row, int64_t key, const Vec (&weights)[Base::kTogether]) {
+        OCTAVO_UNROLL
+        for (int each = 0; each < Base::kTogether; ++each) store(row + key + each * kLanes, weights[each]);
     }
 
-    void multiply_values(const Tile<T>& tile, const Tile<T>& next, float* state) {
-        const int64_t lead = tile.lead(), count = tile.count();
-        const Rows to{state, state_floats(a.head_dim)};
-        const float* weights = scores + lead;
-        if (width != a.head_dim) {
-            copy_rows(tile.rows + lead, count, a.head_dim, width, copied);
-            return multiply_rows(weights, kTile, rows, FloatRows{copied, width}, count, width, to, true);
-        }
-        const PagedValues<T> values{tile.rows + lead, next.rows + lead, 0};
-        multiply_rows(weights, kTile, rows, values, count, width, to, true);
+    void weigh(const Tile<T>& found, const float* weights, const Ahead& ahead, float* state, bool continues) {
+        const bool copies = !found.finds(a) || width != a.head_dim;
+        const Tile<T> tile = copies ? Base::with_copied_values(found) : found;
+        const bool fetches = ahead.lines && tile.is_whole() && !copies;
+        if (!fetches) ahead.fetch_all();
+        const PagedValues<T> values{tile.values, tile.value_stride, tile.lead(), tile.end(), fetches ? &ahead : nullptr, 0};
+        weigh_rows<1>(weights, kSplitTokens, rows, values, width, Rows{state, state_floats(width)}, continues);
     }
 };
 

@@ -7,56 +7,42 @@
 // A tile's keys by pairs of dimensions, which is how they lie.
 struct KeyPairs {
     static constexpr int64_t kGroup = 0, kStep = 1;
-    const uint32_t* const* slots;
-    const uint32_t* const* ahead;
-    int64_t stride;
+    KeyRuns at;
     template <int vecs>
     using Scales = NoScales;
     template <int vecs>
     struct Chunk {
         Bits words[vecs];
-        Chunk(const KeyPairs& b, int64_t k) {
-            const int64_t offset = k * b.stride;
-            OCTAVO_UNROLL
-            for (int vec = 0; vec < vecs; ++vec) {
-                fetch_far(b.ahead[vec] + offset);
-                words[vec] = load_bits(b.slots[vec] + offset);
-            }
-        }
+        Chunk(const KeyPairs& b, int64_t k) { b.at.read(k, words); }
         template <int>
         Bits get(const NoScales&, int vec) const { return words[vec]; }
     };
-    KeyPairs from_column(int64_t column) const { return {slots + column / kLanes, ahead + column / kLanes, stride}; }
+    KeyPairs from_column(int64_t column) const { return {at.from_column(column)}; }
 };
 
 // A tile's values by pairs of tokens: two rows' numbers one after the other in words. Of 32 dimensions the first vector
 // has every other four, and the second one the four between; so the state has them too.
 struct ValuePairs {
-    static constexpr int64_t kGroup = 0, kStep = 1;
-    const uint16_t* const* rows;
-    const uint16_t* const* ahead;
+    using Number = Bits;
+    static constexpr int64_t kTokens = 2, kBytes = sizeof(uint16_t);
+    const uint16_t* const* runs;
+    int64_t stride;
+    int64_t first, last;
+    const Ahead* ahead;  // or null
     int64_t column;
+
     template <int vecs>
-    using Scales = NoScales;
-    template <int vecs>
-    struct Chunk {
-        Bits words[vecs];
-        Chunk(const ValuePairs& b, int64_t k) {
-            OCTAVO_UNROLL
-            for (int vec = 0; vec < vecs; vec += 2) {
-                const int64_t at = b.column + vec * kLanes;
-                fetch_far(b.ahead[2 * k] + at);
-                fetch_far(b.ahead[2 * k + 1] + at);
-                const Bits first = load_bits(reinterpret_cast<const uint32_t*>(b.rows[2 * k] + at));
-                const Bits second = load_bits(reinterpret_cast<const uint32_t*>(b.rows[2 * k + 1] + at));
-                words[vec] = low_pairs(first, second);
-                words[vec + 1] = high_pairs(first, second);
-            }
+    void read(int64_t run, int64_t pair, Bits (&words)[vecs]) const {
+        const uint16_t* row = runs[run] + 2 * pair * stride + column;
+        OCTAVO_UNROLL
+        for (int vec = 0; vec < vecs; vec += 2) {
+            const uint16_t* at = row + vec * kLanes;
+            const Bits first_row = load_bits(reinterpret_cast<const uint32_t*>(at));
+            const Bits second_row = load_bits(reinterpret_cast<const uint32_t*>(at + stride));
+            words[vec] = low_pairs(first_row, second_row);
+            words[vec + 1] = high_pairs(first_row, second_row);
         }
-        template <int>
-        Bits get(const NoScales&, int vec) const { return words[vec]; }
-    };
-    ValuePairs from_column(int64_t start) const { return {rows, ahead, column + start}; }
+    }
 };
 
 // Rounds floats, a multiple of 32, to words of two bfloat16 in the same place.
@@ -69,6 +55,7 @@ inline void round_to_pairs(float* row, int64_t count) {
 
 struct Bfloat16Work : SpanWork<uint16_t, Bfloat16Work> {
     using SpanWork::SpanWork;
+    static constexpr int kDegree = 4;  // Weights are rounded to 8 bits.
 
     static const uint32_t* words(const float* rows) { return reinterpret_cast<const uint32_t*>(rows); }
 
@@ -76,43 +63,29 @@ struct Bfloat16Work : SpanWork<uint16_t, Bfloat16Work> {
         for (int64_t row = 0; row < rows; ++row) round_to_pairs(queries + row * width, width);
     }
 
-    void multiply_keys(const Tile<uint16_t>& tile, const Tile<uint16_t>& next) {
-        const RowsOf<kTile> to{scores};
-        if (a.block_size % kLanes == 0) {
-            const KeyPairs keys{tile.slots, next.slots, a.block_size};
-            return multiply_rows(words(queries), width, rows, keys, width / 2, kTile, to, false);
-        }
-        const uint32_t* slots[kTileVecs];
-        for (int64_t vec = 0; vec < kTileVecs; ++vec) slots[vec] = words(copied) + vec * kLanes;
-        copy_keys(tile);
-        multiply_rows(words(queries), width, rows, KeyPairs{slots, slots, kTile}, width / 2, kTile, to, false);
+    void score(const Tile<uint16_t>& found, const Ahead& ahead, float* to) {
+        const Tile<uint16_t> tile = with_keys(found);
+        const KeyPairs keys{{tile.keys, tile.key_stride, ahead.lines ? &ahead : nullptr, 0}};
+        score_rows(words(queries), width, rows, keys, width / 2, to);
     }
 
-    // copied[pair of dimensions, slot], as words.
-    void copy_keys(const Tile<uint16_t>& tile) {
-        for (int64_t position = tile.first; position < tile.stop; ++position) {
-            const uint16_t* from = key_at(position);
-            for (int64_t k = 0; k < width / 2; ++k) {
-                std::memcpy(copied + k * kTile + position % kTile, from + k * 2 * a.block_size, sizeof(uint32_t));
-            }
-        }
+    // As pairs in the first half of the weights' places. Nothing is there any more when they come.
+    static void put_weights(float* row, int64_t key, const Vec (&weights)[kTogether]) {
+        auto* to = reinterpret_cast<uint32_t*>(row) + key / 2;
+        store_bits(to, to_pairs(weights[0], weights[1]));
+        store_bits(to + kLanes, to_pairs(weights[2], weights[3]));
     }
 
-    void multiply_values(const Tile<uint16_t>& tile, const Tile<uint16_t>& next, float* state) {
-        for (int64_t row = 0; row < rows; ++row) round_to_pairs(scores + row * kTile, kTile);
-        const int64_t first = tile.lead() / 2 * 2, end = tile.lead() + tile.count(), last = (end + 1) / 2 * 2;
-        const uint16_t* values[kTile];
-        std::memcpy(values + first, tile.rows + first, sizeof(*values) * static_cast<size_t>(last - first));
-        if (tile.lead() > first || end < last) {
-            // Behind copied keys: a weight there is 0, but what nobody has written may be no number.
-            float* zeros = copied + kTile * width / 2;
-            for (int64_t column = 0; column < width / 2; column += kLanes) store(zeros + column, all(0.0f));
-            if (tile.lead() > first) values[first] = reinterpret_cast<const uint16_t*>(zeros);
-            if (end < last) values[end] = reinterpret_cast<const uint16_t*>(zeros);
-        }
-        const ValuePairs pairs{values + first, next.rows + first, 0};
-        multiply_rows<2>(words(scores) + first / 2, kTile, rows, pairs, (last - first) / 2, width,
-                         Rows{state, state_floats(width)}, true);
+    // weights: those of the tile, were they not in pairs.
+    void weigh(const Tile<uint16_t>& found, const float* weights, const Ahead& ahead, float* state, bool continues) {
+        const bool copies = !found.finds(a) || found.first % 2 || found.stop % 2;
+        const Tile<uint16_t> tile = copies ? with_copied_values(found) : found;
+        const bool fetches = ahead.lines && tile.is_whole() && !copies;
+        if (!fetches) ahead.fetch_all();
+        const ValuePairs values{tile.values,          tile.value_stride, tile.lead() / 2, (tile.end() + 1) / 2,
+                                fetches ? &ahead : nullptr, 0};
+        const uint32_t* pairs = words(scores) + (weights - scores) / 2;
+        weigh_rows<2>(pairs, kSplitTokens, rows, values, width, Rows{state, state_floats(width)}, continues);
     }
 };
 

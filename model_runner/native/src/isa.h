@@ -23,6 +23,8 @@ inline float number(uint16_t value) { return from_bf16(value); }
 
 #include "rowwise.h"
 
+#include "tiles.h"
+
 #include "spans.h"
 
 #include "attention.h"

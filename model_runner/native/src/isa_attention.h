@@ -15,6 +15,8 @@ namespace octavo::OCTAVO_ISA {
 
 #include "rowwise.h"
 
+#include "tiles.h"
+
 #include "spans.h"
 
 #include "attention_bf16.h"
