@@ -62,7 +62,8 @@ struct FloatWork : SpanWork<T, FloatWork<T>> {
         const Tile<T> tile = copies ? Base::with_copied_values(found) : found;
         const bool fetches = ahead.lines && tile.is_whole() && !copies;
         if (!fetches) ahead.fetch_all();
-        const PagedValues<T> values{tile.values, tile.value_stride, tile.lead(), tile.end(), fetches ? &ahead : nullptr, 0};
+        const PagedValues<T> values{tile.values, tile.value_stride,          tile.lead(),
+                                    tile.end(),  fetches ? &ahead : nullptr, 0};
         weigh_rows<1>(weights, kSplitTokens, rows, values, width, Rows{state, state_floats(width)}, continues);
     }
 };

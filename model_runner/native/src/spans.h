@@ -90,8 +90,8 @@ inline void finish_rows(const AttentionArgs& args, const AttentionSpan& span, fl
     }
 }
 
-// One span over some splits. Products says how scores and weighted values are computed: it has score(tile, ahead, scores),
-// weigh(tile, weights, ahead, state, continues), put_weights(to, weights), and the degree of its powers of two.
+// One span over some splits. Products says how scores and weighted values are computed: it has
+// score(tile, ahead, scores), weigh(tile, weights, ahead, state, continues), put_weights(to, weights), and the degree of its powers of two.
 template <class T, class Products>
 struct SpanWork {
     static constexpr int kTogether = 4;  // vectors of scores

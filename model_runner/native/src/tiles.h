@@ -1,11 +1,11 @@
-// A tile of keys in the paged cache, and the two products with it: scores and weighted values. Included into an instruction
-// set's namespace, after tile.h and panels.h.
+// A tile of keys in the paged cache, and the two products with it: scores and weighted values. Included into an
+// instruction set's namespace, after tile.h and panels.h.
 //
-// Keys come in tiles of 64, and these in runs of 16, each in one block. The same code is for one query and for a prompt, so
-// that both give the same bits. A block's keys lie by dimensions, so the first product reads them as they are. The second
-// one takes a token of each run in turn, because a core gets more from memory where it reads four blocks at once. What
-// comes next is fetched meanwhile, into the second cache, which has room for more that is on its way: the table says where
-// it is, which no hardware can guess.
+// Keys come in tiles of 64, and these in runs of 16, each in one block. The same code is for one query and for a prompt,
+// so that both give the same bits. A block's keys lie by dimensions, so the first product reads them as they are. The
+// second one takes a token of each run in turn, because a core gets more from memory where it reads four blocks at once.
+// What comes next is fetched meanwhile, into the second cache, which has room for more that is on its way: the table says
+// where it is, which no hardware can guess.
 
 constexpr int64_t kTile = 64;
 constexpr int64_t kRun = 16;
@@ -34,8 +34,8 @@ struct Ahead {
     }
 };
 
-// Where the K/V of some keys are, which end at a multiple of kTile or before. Runs that have none of them have a place in
-// one of the same blocks: what is computed for such keys is thrown away.
+// Where the K/V of some keys are, which end at a multiple of kTile or before. Runs that have none of them have a place
+// in one of the same blocks: what is computed for such keys is thrown away.
 template <class T>
 struct Tile {
     int64_t first, stop;
