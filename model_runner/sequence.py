@@ -240,9 +240,11 @@ class Sequence:
         end = first + num_tokens
         # Those of a token are for the one after it; `known` of the prompt's have been read.
         known = len(self.live.prompt_logprobs) if self.live.wants_prompt_logprobs else self.num_tokens - 1
+        token_ids = self.token_ids[first:end]
         is_unknown = end > len(self.token_ids)
+        token_ids += (0,) if is_unknown else self.draft
         return BatchEntry(
-            token_ids=[*self.token_ids[first:end], *([0] if is_unknown else self.draft)],
+            token_ids=token_ids,
             first_position=first,
             # The table may grow while the step is in flight.
             block_table=self.block_table[:],
