@@ -16,7 +16,7 @@ from model_runner.config import ModelConfig
 from model_runner.errors import ModelLoadError
 from model_runner.models.parts import LayerParts, Part, TensorLoader, layer_parts, refuse_more_layers, whole_parts
 from model_runner.models.rope import Rope, RopeTable
-from model_runner.native import ACTIVATIONS, GROUP, CBatch, CLayer, CModel, Matrix, c_batch, need_library
+from model_runner.native import ACTIVATIONS, GROUP, WHOLE_FORMS, CBatch, CLayer, CModel, Matrix, c_batch, need_library
 from model_runner.weights import Grouped, WeightSource
 
 EXACT = "exact"
@@ -42,12 +42,13 @@ class NativeDecoder:
     ) -> None:
         """form: of model_runner.native.FORMS, or EXACT. Raises ModelLoadError as the torch Decoder does.
 
-        activations: of model_runner.native.ACTIVATIONS. int8 concerns the matrices that are held in int8 and int4;
-        where there are none, it is refused with ModelLoadError.
+        activations: of model_runner.native.ACTIVATIONS. int8 concerns the matrices that are held in WHOLE_FORMS; where
+        there are none, it is refused with ModelLoadError.
 
-        For int8, what the file has in groups of 4 bits stays so: rounding it again would cost memory and accuracy. For
-        int4, the embedding and the output head take 8 bits unless the file has them in 4. A matrix whose inputs cannot
-        be divided into a form's groups stays in float32.
+        int8_channel rounds every matrix from the values that the file has, whatever their form. For int8, what the file
+        has in groups of 4 bits stays so: rounding it again would cost memory and accuracy. For int4, the embedding and
+        the output head take 8 bits unless the file has them in 4. A matrix whose inputs cannot be divided into a form's
+        groups stays in float32.
         """
         self._library = need_library()
         self.config = c = config
@@ -60,7 +61,7 @@ class NativeDecoder:
         layers = [self._layer(loader, layer_parts(c, index)) for index in range(c.num_layers)]
         norm = self._vector(loader, [whole.norm])
         head = self._matrix(loader, [whole.head], at_least_8_bits=True) if whole.head else embedding
-        if activations == "int8" and not self.forms().keys() & {"int8", "int4"}:
+        if activations == "int8" and not self.forms().keys() & set(WHOLE_FORMS):
             raise ModelLoadError(
                 "Activations of type int8 need weights in 8 or 4 bits, and here are none; add --weights-dtype int8."
             )

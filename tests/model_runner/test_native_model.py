@@ -112,10 +112,21 @@ def smollm2_int8() -> LoadedModel:
     return load_model(demo_model_path(), activations_dtype="int8")
 
 
+@pytest.fixture(scope="module")
+def smollm2_channel() -> LoadedModel:
+    """SmolLM2 with weights in 8 bits, a scale for each output, and activations in 8 bits."""
+    return load_model(demo_model_path(), weights_dtype="int8_channel", activations_dtype="int8")
+
+
 @needs_kernels
 @pytest.mark.parametrize(
     ("model", "kv_dtype"),
-    [("smollm2", torch.float32), ("smollm2_int8", torch.float32), ("smollm2_int8", torch.bfloat16)],
+    [
+        ("smollm2", torch.float32),
+        ("smollm2_int8", torch.float32),
+        ("smollm2_int8", torch.bfloat16),
+        ("smollm2_channel", torch.bfloat16),
+    ],
 )
 def test_logits_are_the_same_bits_however_they_are_computed(
     model: str, kv_dtype: torch.dtype, request: pytest.FixtureRequest, golden_smollm2: list[dict[str, Any]]
@@ -220,13 +231,13 @@ class Dequantised(GgufWeights):
 
 
 @needs_kernels
-@pytest.mark.parametrize(("form", "most"), [("bfloat16", 0.03), ("int8", 0.12)])
+@pytest.mark.parametrize(("form", "most"), [("bfloat16", 0.03), ("int8", 0.12), ("int8_channel", 0.16)])
 def test_the_error_of_rounding(
     smollm2: LoadedModel, golden_smollm2: list[dict[str, Any]], record_property: Any, form: str, most: float
 ) -> None:
     """Root mean square of the error of the logits over that of the logits themselves (less their mean).
 
-    bfloat16 has 8 bits for each weight on its own, int8 for the largest of 32.
+    bfloat16 has 8 bits for each weight on its own, int8 for the largest of 32, int8_channel for the largest of a row.
     """
     reader = GgufFile(demo_model_path())
     rounded = NativeDecoder(smollm2.config, Dequantised(reader, smollm2.config), form)
@@ -257,6 +268,34 @@ def test_the_error_of_rounded_activations(
     record_property("logit error of int8 activations", error)
     print(f"logit error of int8 activations: {error:.4f}")
     assert 0 < error < 0.12
+
+
+@needs_kernels
+def test_int8_channel_rounds_what_the_file_has_in_any_form(
+    smollm2: LoadedModel, smollm2_channel: LoadedModel, golden_smollm2: list[dict[str, Any]], record_property: Any
+) -> None:
+    """Of the tokens that float32 draws greedily, most are still the likeliest where they were drawn."""
+    assert set(smollm2_channel.model.forms()) == {"int8_channel"}
+    assert smollm2_channel.weights_form == "int8_channel"
+    error = error_of_logits(smollm2_channel.model, smollm2.model, golden_smollm2)
+    agreeing = share_of_likeliest(smollm2_channel.model, golden_smollm2)
+    record_property("logit error of int8_channel, int8 activations", error)
+    print(f"logit error of int8_channel, int8 activations: {error:.4f}; the same tokens: {agreeing:.3f}")
+    assert 0 < error < 0.2
+    assert agreeing > 0.93
+    assert share_of_likeliest(smollm2.model, golden_smollm2) > 0.999
+
+
+def share_of_likeliest(model: NativeDecoder, golden: list[dict[str, Any]]) -> float:
+    """Of the golden outputs' tokens, those that are the likeliest after what is before them."""
+    same: list[Tensor] = []
+    for item in golden:
+        prompt, output = item["prompt_token_ids"], torch.tensor(item["output_ids"])
+        tokens = prompt + item["output_ids"][:-1]
+        backend = cache_for(model.config, -(-len(tokens) // SIZE) + 1)
+        entry = BatchEntry(tokens, 0, range(1, -(-len(tokens) // SIZE) + 1), num_logits=len(output))
+        same.append(model.forward(pack_batch([entry], SIZE, CPU), backend).argmax(dim=1) == output)
+    return torch.cat(same).float().mean().item()
 
 
 @needs_kernels
@@ -327,7 +366,7 @@ class TestWithout:
     def test_torch_computes(self, smollm2_in_torch: LoadedModel) -> None:
         assert isinstance(smollm2_in_torch.model, Decoder)
 
-    @pytest.mark.parametrize("form", ["int8", "int4"])
+    @pytest.mark.parametrize("form", native.WHOLE_FORMS)
     def test_small_forms_are_refused_with_the_reason(self, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
         monkeypatch.setattr("model_runner.loading.library", lambda: None)
         monkeypatch.setattr("model_runner.loading.why_not", lambda: "they were not built")

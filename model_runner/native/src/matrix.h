@@ -11,8 +11,8 @@ namespace octavo {
 
 class Matrix {
 public:
-    // All weights are 0 until they are filled. It is used by the kernels that it was packed for. Only int8 and int4
-    // matrices take int8 activations; for others they stay float32.
+    // All weights are 0 until they are filled. It is used by the kernels that it was packed for. Only those of
+    // whole numbers take int8 activations; for others they stay float32.
     Matrix(const Kernels& kernels, Form form, Activations activations, int64_t outputs, int64_t inputs);
 
     // Rows of float weights [count, inputs] for the outputs from `first` on, rounded to the form.
@@ -45,17 +45,23 @@ private:
     const RoundedGroup* rounded(Pool& pool, const float* x, int64_t x_stride, int64_t rows) const;
     int64_t panels() const { return (packed_.outputs + kernels_.panel - 1) / kernels_.panel; }
     uint8_t* panel_of(int64_t output) const;
-    // Where an int8 weight is in its group.
+    // What is added to a weight's number where it lies, and where that is among the numbers of its group or panel.
+    int32_t bias() const;
     int64_t byte_of(int64_t k, int64_t lane) const;
     void fill_row(int64_t output, const float* weights);
+    void fill_channel(int64_t output, const float* weights);
     void put_group(int64_t output, int64_t group, const int8_t* numbers, uint16_t scale, uint16_t offset);
+    // The weights of one group, or of some numbers in 8 bits that share a scale.
+    void get_group(int64_t output, int64_t group, float* to) const;
+    void get_numbers(const uint8_t* from, int64_t lane, int64_t count, float scale, float* to) const;
 
     const Kernels& kernels_;
     Packed packed_;
     Slice memory_;
 };
 
-// Whether weights are whole numbers in groups, with scales.
+// Whether weights are whole numbers with scales, and whether these are for groups of inputs.
+bool is_whole(Form form);
 bool is_grouped(Form form);
 
 // Whether a matrix with so many inputs can have this form.
