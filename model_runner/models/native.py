@@ -113,7 +113,7 @@ class NativeDecoder:
 
     def forward(self, batch: StepBatch, backend: AttentionBackend) -> Tensor:
         """Logits of batch.logits_rows: float32 [R, vocab_size]. Writes the K/V of all rows into the backend."""
-        cos, sin = self._rope.at(batch.positions)
+        cos, sin = self._rope.at(batch.positions, max(batch.lengths))
         step = c_batch(batch, cos, sin)
         logits = torch.empty(len(batch.logits_rows), self.config.vocab_size)
         if isinstance(backend, CpuAttention):

@@ -305,8 +305,9 @@ def test_steps_neither_move_the_cache_nor_take_more_memory(smollm2: LoadedModel)
         resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
     assert (backend.keys.data_ptr(), backend.values.data_ptr()) == places
     assert (backend.cache.keys, backend.cache.values) == places
-    # A step's activations: 64 rows of 30 layers would be 24 MiB if they were not used again.
-    assert resident[-1] - resident[9] < 4 << 20
+    # A step's activations: 64 rows of 30 layers would be 24 MiB if they were not used again. Over 30 steps half a MiB a
+    # step is too much; on a slow machine the kernel puts a few huge pages of weights and cache together meanwhile.
+    assert resident[-1] - resident[9] < 15 << 20
 
 
 @needs_kernels
