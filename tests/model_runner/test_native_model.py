@@ -112,12 +112,6 @@ def smollm2_int8() -> LoadedModel:
     return load_model(demo_model_path(), activations_dtype="int8")
 
 
-@pytest.fixture(scope="module")
-def smollm2_channel() -> LoadedModel:
-    """SmolLM2 with weights in 8 bits, a scale for each output, and activations in 8 bits."""
-    return load_model(demo_model_path(), weights_dtype="int8_channel", activations_dtype="int8")
-
-
 @needs_kernels
 @pytest.mark.parametrize(
     ("model", "kv_dtype"),
@@ -268,34 +262,6 @@ def test_the_error_of_rounded_activations(
     record_property("logit error of int8 activations", error)
     print(f"logit error of int8 activations: {error:.4f}")
     assert 0 < error < 0.12
-
-
-@needs_kernels
-def test_int8_channel_rounds_what_the_file_has_in_any_form(
-    smollm2: LoadedModel, smollm2_channel: LoadedModel, golden_smollm2: list[dict[str, Any]], record_property: Any
-) -> None:
-    """Of the tokens that float32 draws greedily, most are still the likeliest where they were drawn."""
-    assert set(smollm2_channel.model.forms()) == {"int8_channel"}
-    assert smollm2_channel.weights_form == "int8_channel"
-    error = error_of_logits(smollm2_channel.model, smollm2.model, golden_smollm2)
-    agreeing = share_of_likeliest(smollm2_channel.model, golden_smollm2)
-    record_property("logit error of int8_channel, int8 activations", error)
-    print(f"logit error of int8_channel, int8 activations: {error:.4f}; the same tokens: {agreeing:.3f}")
-    assert 0 < error < 0.2
-    assert agreeing > 0.93
-    assert share_of_likeliest(smollm2.model, golden_smollm2) > 0.999
-
-
-def share_of_likeliest(model: NativeDecoder, golden: list[dict[str, Any]]) -> float:
-    """Of the golden outputs' tokens, those that are the likeliest after what is before them."""
-    same: list[Tensor] = []
-    for item in golden:
-        prompt, output = item["prompt_token_ids"], torch.tensor(item["output_ids"])
-        tokens = prompt + item["output_ids"][:-1]
-        backend = cache_for(model.config, -(-len(tokens) // SIZE) + 1)
-        entry = BatchEntry(tokens, 0, range(1, -(-len(tokens) // SIZE) + 1), num_logits=len(output))
-        same.append(model.forward(pack_batch([entry], SIZE, CPU), backend).argmax(dim=1) == output)
-    return torch.cat(same).float().mean().item()
 
 
 @needs_kernels
