@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref
 
 import torch
@@ -16,7 +16,18 @@ from model_runner.config import ModelConfig
 from model_runner.errors import ModelLoadError
 from model_runner.models.parts import LayerParts, Part, TensorLoader, layer_parts, refuse_more_layers, whole_parts
 from model_runner.models.rope import Rope, RopeTable
-from model_runner.native import ACTIVATIONS, GROUP, WHOLE_FORMS, CBatch, CLayer, CModel, Matrix, c_batch, need_library
+from model_runner.native import (
+    ACTIVATIONS,
+    GATED_BLOCK,
+    GROUP,
+    WHOLE_FORMS,
+    CBatch,
+    CLayer,
+    CModel,
+    Matrix,
+    c_batch,
+    need_library,
+)
 from model_runner.weights import Grouped, WeightSource
 
 EXACT = "exact"
@@ -102,7 +113,7 @@ class NativeDecoder:
 
     def forward(self, batch: StepBatch, backend: AttentionBackend) -> Tensor:
         """Logits of batch.logits_rows: float32 [R, vocab_size]. Writes the K/V of all rows into the backend."""
-        cos, sin = self._rope.at(batch.positions)
+        cos, sin = self._rope.at(batch.positions, max(batch.lengths))
         step = c_batch(batch, cos, sin)
         logits = torch.empty(len(batch.logits_rows), self.config.vocab_size)
         if isinstance(backend, CpuAttention):
@@ -133,7 +144,7 @@ class NativeDecoder:
             k_norm=self._vector(loader, [parts.k_norm]) if parts.k_norm else None,
             output=self._matrix(loader, [parts.output]),
             mlp_norm=self._vector(loader, [parts.mlp_norm]),
-            gate_up=self._matrix(loader, parts.gate_up),
+            gate_up=self._matrix(loader, parts.gate_up, block=GATED_BLOCK),
             down=self._matrix(loader, [parts.down]),
         )
 
@@ -143,14 +154,16 @@ class NativeDecoder:
         self._kept.append(vector)
         return vector.data_ptr()
 
-    def _matrix(self, loader: TensorLoader, parts: Sequence[Part], *, at_least_8_bits: bool = False) -> int:
-        """Packs matrices, stacked to one, and returns the handle."""
+    def _matrix(
+        self, loader: TensorLoader, parts: Sequence[Part], *, at_least_8_bits: bool = False, block: int | None = None
+    ) -> int:
+        """Packs matrices, stacked to one, and returns the handle. block: by turns, so many outputs of each."""
         stored = [loader.exact(*part) for part in parts]
         inputs = parts[0][1][1]
         form, outputs = self._form_for(stored, inputs, at_least_8_bits), sum(shape[0] for _, shape in parts)
         matrix = Matrix(form, outputs, inputs, self._activations)
         first = 0
-        for each in stored:
+        for each in stored if block is None else _by_turns(stored, block):
             if isinstance(each, Grouped) and each.form == matrix.form:
                 matrix.fill_groups(first, each.numbers, each.scales, each.offsets)
                 first += len(each.numbers)
@@ -172,6 +185,15 @@ class NativeDecoder:
             form = "int8"
         divisor = {"float32": 1, "bfloat16": 2}.get(form, GROUP)
         return "float32" if inputs % divisor else form
+
+
+def _by_turns(stored: Sequence[Tensor | Grouped], block: int) -> Iterator[Tensor | Grouped]:
+    """Matrices of one shape, `block` rows of each at a time; the last block is what is left."""
+    outputs = max(len(each if isinstance(each, Tensor) else each.numbers) for each in stored)
+    for first in range(0, outputs, block):
+        chosen = slice(first, first + block)
+        for each in stored:
+            yield each[chosen] if isinstance(each, Tensor) else each.rows(chosen)
 
 
 def _exact_form(stored: Tensor | Grouped) -> str:

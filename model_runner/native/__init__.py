@@ -31,6 +31,8 @@ products of whole numbers. int8 also lets attention round to bfloat16, where the
 the order of their numbers in the library."""
 GROUP = 32
 """Inputs that share a scale in int8 and int4, and in rows that are rounded."""
+GATED_BLOCK = 96
+"""A model's gates and ups lie by turns in one matrix: so many of the one, then as many of the other."""
 
 
 class NativeError(RuntimeError):

@@ -16,6 +16,10 @@ enum class Activations : int32_t { float32 = 0, int8 = 1 };
 // all weights of an output do.
 constexpr int64_t kGroup = 32;
 
+// A model's gates and ups lie by turns in one matrix, so many of each: twice that is a whole number of panels, and of
+// groups.
+constexpr int64_t kGatedBlock = 96;
+
 // Weights [outputs, inputs] as panels of Kernels::panel outputs, which are read from front to back. In a panel, for
 // each input (of f32), pair (bf16) or group (int8, int4) the weights of all outputs lie together:
 //   float32   float[panel] for each input

@@ -220,10 +220,13 @@ void Matrix::get_group(int64_t output, int64_t group, float* to) const {
     }
 }
 
-template <class Work>
-void Matrix::for_units(Pool& pool, int64_t rows, const Work& work) const {
+int64_t Matrix::unit_panels(const Pool& pool) const {
     // An even number, since two panels go together when there are few rows.
-    const int64_t step = std::max<int64_t>(2, panels() / (pool.threads() * kUnitsPerThread) / 2 * 2);
+    return std::max<int64_t>(2, panels() / (pool.threads() * kUnitsPerThread) / 2 * 2);
+}
+
+template <class Work>
+void Matrix::for_units(Pool& pool, int64_t rows, int64_t step, const Work& work) const {
     const int64_t across = (panels() + step - 1) / step, down = (rows + kUnitRows - 1) / kUnitRows;
     pool.run(across * down, [&](int64_t unit) {
         const int64_t first = unit % across * step, row = unit / across * kUnitRows;
@@ -232,21 +235,41 @@ void Matrix::for_units(Pool& pool, int64_t rows, const Work& work) const {
 }
 
 void Matrix::multiply(Pool& pool, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride) const {
-    if (packed_.activations == Activations::float32) {
-        for_units(pool, rows, [&](int64_t row, int64_t count, int64_t first, int64_t last) {
-            kernels_.gemm(packed_, x + row * x_stride, x_stride, count, y + row * y_stride, y_stride, first, last,
-                          thread_scratch(kernels_.gemm_scratch));
-        });
-        return;
+    if (packed_.activations == Activations::int8) {
+        return multiply_rounded(pool, rounded(pool, x, x_stride, rows), rows, y, y_stride);
     }
-    multiply_rounded(pool, rounded(pool, x, x_stride, rows), rows, y, y_stride);
+    for_units(pool, rows, unit_panels(pool), [&](int64_t row, int64_t count, int64_t first, int64_t last) {
+        kernels_.gemm(packed_, x + row * x_stride, x_stride, count, y + row * y_stride, y_stride, first, last,
+                      thread_scratch(kernels_.gemm_scratch));
+    });
 }
 
 void Matrix::multiply_rounded(Pool& pool, const RoundedGroup* x, int64_t rows, float* y, int64_t y_stride) const {
     const int64_t stride = groups();
-    for_units(pool, rows, [&](int64_t row, int64_t count, int64_t first, int64_t last) {
+    for_units(pool, rows, unit_panels(pool), [&](int64_t row, int64_t count, int64_t first, int64_t last) {
         kernels_.integers.multiply(packed_, x + row * stride, stride, count, y + row * y_stride, y_stride, first,
                                    last, thread_scratch(kernels_.integers.scratch));
+    });
+}
+
+void Matrix::multiply_blocks(Pool& pool, const float* x, const RoundedGroup* rounded, int64_t rows, int64_t width,
+                             const std::function<void(const Block&)>& use) const {
+    const int64_t inputs = packed_.inputs;
+    for_units(pool, rows, width / kernels_.panel, [&](int64_t row, int64_t count, int64_t first, int64_t last) {
+        thread_local Scratch scratch;
+        auto* y = static_cast<float*>(scratch.room(static_cast<size_t>(kUnitRows * width) * sizeof(float)));
+        // The unit's panels as a matrix of their own.
+        Packed part = packed_;
+        part.data += first * packed_.panel_bytes;
+        part.outputs = std::min(width, packed_.outputs - first * kernels_.panel);
+        if (groups() > 0) {
+            kernels_.integers.multiply(part, rounded + row * groups(), groups(), count, y, width, 0, last - first,
+                                       thread_scratch(kernels_.integers.scratch));
+        } else {
+            kernels_.gemm(part, x + row * inputs, inputs, count, y, width, 0, last - first,
+                          thread_scratch(kernels_.gemm_scratch));
+        }
+        use({row, count, first * kernels_.panel, part.outputs, y, width});
     });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "kernels.h"
 #include "memory.h"
@@ -29,8 +30,20 @@ public:
 
     // For rows that were rounded before, with what made them: groups() in a row, 0 where the matrix takes floats.
     int64_t groups() const { return packed_.activations == Activations::int8 ? packed_.inputs / kGroup : 0; }
-    void round(const float* x, RoundedGroup* to) const { kernels_.integers.round_row(x, packed_.inputs, to); }
+    void round(const float* x, RoundedGroup* to) const { round(x, packed_.inputs, to); }
+    void round(const float* x, int64_t inputs, RoundedGroup* to) const { kernels_.integers.round_row(x, inputs, to); }
     void multiply_rounded(Pool& pool, const RoundedGroup* x, int64_t rows, float* y, int64_t y_stride) const;
+
+    // Some outputs of some rows, y[row, output] in rows of `stride`.
+    struct Block {
+        int64_t row, rows, output, outputs;
+        const float* y;
+        int64_t stride;
+    };
+    // Calls use() with blocks of `width` outputs, which are a whole number of panels, where they are made and still in
+    // the second cache. x: contiguous rows; rounded: the same where groups() is not 0.
+    void multiply_blocks(Pool& pool, const float* x, const RoundedGroup* rounded, int64_t rows, int64_t width,
+                         const std::function<void(const Block&)>& use) const;
 
     int64_t outputs() const { return packed_.outputs; }
     int64_t inputs() const { return packed_.inputs; }
@@ -38,9 +51,11 @@ public:
     size_t bytes() const { return memory_.bytes; }
 
 private:
-    // Calls work(first row, rows, first panel, last panel) for every unit of a product.
+    // Calls work(first row, rows, first panel, last panel) for every unit of a product, of so many panels.
     template <class Work>
-    void for_units(Pool& pool, int64_t rows, const Work& work) const;
+    void for_units(Pool& pool, int64_t rows, int64_t step, const Work& work) const;
+    // Panels of a unit: enough units for each thread.
+    int64_t unit_panels(const Pool& pool) const;
     // Rows [rows, groups], on this thread's memory.
     const RoundedGroup* rounded(Pool& pool, const float* x, int64_t x_stride, int64_t rows) const;
     int64_t panels() const { return (packed_.outputs + kernels_.panel - 1) / kernels_.panel; }
