@@ -155,17 +155,21 @@ def test_logits_are_the_same_bits_however_they_are_computed(
 def test_rounded_activations_and_bfloat16_kv_let_attention_round(
     smollm2_int8: LoadedModel, golden_smollm2: list[dict[str, Any]]
 ) -> None:
-    """By less than rounding the activations does: an error of 0.062, where float32 K/V leave everything as it is."""
+    """By about as much as rounding the activations does, over all prompts; float32 K/V leave everything as it is."""
     with using("avx512vnni"):
         without = load_model(demo_model_path(), activations_dtype="int8").model
-    prompt = golden_smollm2[0]["prompt_token_ids"]
-    logits = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        for model in (smollm2_int8.model, without):
-            logits[dtype, model] = Steps(model, [prompt], dtype).run([[(0, 0, len(prompt))]])[0]
-    assert torch.equal(logits[torch.float32, smollm2_int8.model], logits[torch.float32, without])
-    difference = logits[torch.bfloat16, smollm2_int8.model] - logits[torch.bfloat16, without]
-    assert 0 < difference.pow(2).mean().sqrt() < 0.062 * logits[torch.bfloat16, without].std()
+
+    def logits(model: NativeDecoder, prompt: list[int], dtype: torch.dtype) -> Tensor:
+        return Steps(model, [prompt], dtype).run([[(0, 0, len(prompt))]])[0]
+
+    prompts = [item["prompt_token_ids"] for item in golden_smollm2]
+    exact = [logits(model, prompts[0], torch.float32) for model in (smollm2_int8.model, without)]
+    assert torch.equal(*exact)
+    errors = []
+    for prompt in prompts:
+        rounding, other = (logits(model, prompt, torch.bfloat16) for model in (smollm2_int8.model, without))
+        errors.append((rounding - other).pow(2).mean() / other.var())
+    assert 0 < torch.stack(errors).mean().sqrt() < 0.1
 
 
 @needs_kernels
