@@ -2,8 +2,8 @@
 
 Both sides are read off the blocks that are remembered, cached or not. LRU has those that wait for less than some time,
 as many as there is room for; the policy has those that are worth most at their age, and have been at every age before.
-The uses since the last look say how many hits each would have had: so LRU needs no second cache, and the policy no
-trial. While the policy decides, its hits are those that it had: what was foreseen wrong ends when it costs.
+The uses since the last look say how many hits each would have had: so LRU needs no second cache, and the policy need
+not be tried. While it decides, hits that it did not have are not counted: what is foreseen wrong ends when it costs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvmanager.return_model import AGES
 
 LEAD: Final = 0.01
 """The lead that the policy must have, as a part of LRU's hits."""
-DEVIATIONS: Final = 0.7
+DEVIATIONS: Final = 0.5
 """And so many standard deviations: less than one, so that a first look can be enough where the lead is large."""
 KEPT: Final = 0.95
 """How much a look counts at the next one."""
@@ -46,9 +46,9 @@ class Trial:
         """Decides who is to decide until the next look. worth, and how many blocks wait: by cell. room: in blocks."""
         cells = sorted(waiting.keys() | self._returned.keys())
         lru_hits = self._hits_of([(0.0, cell % AGES, cell) for cell in cells], waiting, room)
-        hits = float(self._hits)
-        if not self.trusted:
-            hits = self._hits_of([(-_least_worth(worth, cell), cell % AGES, cell) for cell in cells], waiting, room)
+        hits = self._hits_of([(-_least_worth(worth, cell), cell % AGES, cell) for cell in cells], waiting, room)
+        if self.trusted:
+            hits = min(hits, float(self._hits))
         lead = hits - lru_hits
         self._lead = KEPT * self._lead + lead
         self._lru_hits = KEPT * self._lru_hits + lru_hits
