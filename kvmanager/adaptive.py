@@ -10,8 +10,7 @@ here depends on the size of the pool or on the speed of the machine. Blocks of o
 a turnover of the pool form a group; groups are ranked again as time goes on, and each verb is O(log groups).
 
 What happens to a run is counted once, with the number of its blocks. A run that was given up leaves one ghost, under
-the name of the last of its blocks whose index in the chain is one of ANCHORS: whoever uses that block has used those
-before it.
+the name of its last block: whoever uses that has used those before it.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ from kvmanager.runs import NO_GROUP, Run, Runs
 from kvmanager.trial import Trial
 from kvmanager.waiting import Waiting
 
-ANCHORS: Final = 4
-"""Every so manieth block of a chain is an anchor, and of those before the first such one in so many, by its name."""
 GROUPS_PER_TURNOVER: Final = 8
 MEMORY_TURNOVERS: Final = 64
 """How much of the past counts, in turnovers of the pool, and at least MEMORY_BLOCKS."""
@@ -86,10 +83,7 @@ class AdaptiveEviction(EvictionPolicy):
         self._runs.add(run)
         self.residency.stored(run, names)
         self._now += len(blocks)
-        for place in range(min(len(names), ANCHORS - 1 - depth)):
-            if names[place][0] % ANCHORS == 0:
-                self._recall(blocks[place], names[place])
-        for place in range(_first_anchor(depth), len(names), ANCHORS):
+        for place in self._ghosts.found(names):
             self._recall(blocks[place], names[place])
 
     def hit(self, blocks: list[int]) -> None:
@@ -102,7 +96,8 @@ class AdaptiveEviction(EvictionPolicy):
                 self._leave_ghost(run)
                 count = len(run.blocks)
                 self._cached -= count
-                run.wait = self._returned(run.kind, run.stamp // self._unit, count, True)
+                self._waiting.remove(run.kind, run.stamp // self._unit, count)
+                run.wait = self._returned(run.kind, (self._now - run.stamp) // self._unit, count, True)
             run.uses = min(MOST_USES, run.uses + 1)
 
     def release(self, blocks: list[int]) -> None:
@@ -147,8 +142,8 @@ class AdaptiveEviction(EvictionPolicy):
         if run.group != NO_GROUP:
             self._unlink(run)
         self.residency.evicted(run, names)
-        if not run.gone_name:
-            run.gone_name = _name_of_anchor(run.depth + len(run.blocks), names)
+        if not run.gone:
+            run.gone_name = names[0]
         run.gone += len(blocks)
         self._cached -= len(blocks)
         self._runs.shorten(run, len(blocks))
@@ -246,11 +241,10 @@ class AdaptiveEviction(EvictionPolicy):
 
     # Lives of blocks.
 
-    def _returned(self, kind: int, time: int, count: int, hit: bool) -> int:
-        """So many blocks that waited since `time` are used again. Returns how long they waited, as an age bucket."""
-        wait = age_bucket(self._now // self._unit - time)
+    def _returned(self, kind: int, units: int, count: int, hit: bool) -> int:
+        """So many blocks that waited for so long are used again. Returns how long as an age bucket."""
+        wait = age_bucket(units)
         cell = kind * AGES + wait
-        self._waiting.remove(kind, time, count)
         self._model.count_returned(cell, count)
         self._trial.used(cell, count, hit)
         return wait
@@ -261,12 +255,12 @@ class AdaptiveEviction(EvictionPolicy):
         self._model.gone[kind * AGES + age_bucket(self._now // self._unit - time)] += count
 
     def _leave_ghost(self, run: Run) -> None:
-        """Remembers what is gone of a run, if an anchor is; but not the last block of a prompt."""
+        """Remembers what is gone of a run; but not the last block of a prompt."""
         gone, name, time = run.gone, run.gone_name, run.stamp // self._unit
         if not gone:
             return
         run.gone, run.gone_name = 0, b""
-        if name and run.kind % 2 == 0:
+        if run.kind % 2 == 0:
             now, blocks = self._now // self._unit, min(gone, MOST_BLOCKS)
             ghost = self._ghosts.put(name, time, blocks, remembered(run.kind, run.uses, run.turn), now)
             if ghost:
@@ -276,15 +270,17 @@ class AdaptiveEviction(EvictionPolicy):
             self._lost(run.kind, time, gone)
 
     def _recall(self, block: int, name: bytes) -> None:
-        """An anchor was stored: its ghost, if it has one, tells its uses, turn and last wait."""
+        """A block was stored again: its ghost tells its uses, turn and last wait."""
         ghost = self._ghosts.take(name)
-        if not ghost:
+        if not ghost:  # Two names were taken for the same.
             return
-        time = self._now // self._unit - waited(ghost, self._now // self._unit)
+        now = self._now // self._unit
+        kind, units, count = class_kept(ghost), waited(ghost, now), blocks_kept(ghost)
+        self._waiting.remove(kind, now - units, count)
         run = self._runs.end(self._runs.ending(block))
         run.uses = min(uses_kept(ghost) + 1, MOST_USES)
         run.turn = turn_kept(ghost)
-        run.wait = self._returned(class_kept(ghost), time, blocks_kept(ghost), False)
+        run.wait = self._returned(kind, units, count, False)
 
     def _learn(self) -> None:
         elapsed = self._now - self._learned_at
@@ -300,19 +296,3 @@ class AdaptiveEviction(EvictionPolicy):
             kept = max(0.0, 1.0 - elapsed / memory)
             self._seen *= kept
             self._model.fade(kept)
-
-
-def _first_anchor(depth: int) -> int:
-    """The first place, of blocks from index `depth` of a chain on, of one that is an anchor for its index alone."""
-    return -(depth + 1) % ANCHORS
-
-
-def _name_of_anchor(end: int, names: list[bytes]) -> bytes:
-    """The first anchor's name, or none: of blocks that end before index `end` of a chain, the last of them first."""
-    place = end % ANCHORS
-    if place < len(names) and place < end:
-        return names[place]
-    for place in range(max(0, end - ANCHORS + 1), len(names)):
-        if names[place][0] % ANCHORS == 0:
-            return names[place]
-    return b""

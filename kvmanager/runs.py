@@ -12,7 +12,7 @@ class Run:
 
     uses, turn, wait and kind are what AdaptiveEviction learns from. stamp: when the blocks were released. born,
     idle_since: when they were computed, on average, and last let go, in seconds of the pool's clock. cached: nobody
-    holds them. gone: how many blocks behind these were given up, which had the same past; gone_name: the name of one.
+    holds them. gone: how many blocks behind these were given up, which had the same past; gone_name: the last's name.
     group: the list of runs on offer that it is in, between `before` and `after`; NO_GROUP for none.
     """
 

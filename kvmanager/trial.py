@@ -15,7 +15,7 @@ from kvmanager.return_model import AGES
 
 LEAD: Final = 0.01
 """The lead that the policy must have, as a part of LRU's hits."""
-DEVIATIONS: Final = 0.5
+DEVIATIONS: Final = 0.7
 """And so many standard deviations: less than one, so that a first look can be enough where the lead is large."""
 KEPT: Final = 0.95
 """How much a look counts at the next one."""

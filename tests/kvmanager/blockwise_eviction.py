@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from kvmanager.adaptive import ANCHORS, GROUPS_PER_TURNOVER, LEARN_BLOCKS, MEMORY_BLOCKS, MEMORY_TURNOVERS
+from kvmanager.adaptive import GROUPS_PER_TURNOVER, LEARN_BLOCKS, MEMORY_BLOCKS, MEMORY_TURNOVERS
 from kvmanager.ghosts import MOST_TURNS, MOST_USES, Ghosts, blocks_kept, class_kept, remembered, turn_kept, uses_kept
 from kvmanager.ghosts import waited as ghost_waited
 from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket, class_of
@@ -21,7 +21,6 @@ from kvmanager.trial import Trial
 class Content:
     """A block that has content. before: the block before it in its chain. gone: blocks behind it that were given up."""
 
-    index: int
     before: int = 0
     uses: int = 1
     turn: int = 0
@@ -62,9 +61,9 @@ class BlockwiseEviction:
 
     def store(self, blocks: list[int], names: list[bytes], depth: int) -> None:
         self._now += len(blocks)
-        for index, (block, name) in enumerate(zip(blocks, names, strict=True), depth):
-            self._contents[block] = content = Content(index)
-            if _is_anchor(index, name) and (ghost := self._ghosts.take(name)):
+        for block, name in zip(blocks, names, strict=True):
+            self._contents[block] = content = Content()
+            if ghost := self._ghosts.take(name):
                 age = ghost_waited(ghost, self._now // self._unit)
                 content.wait = self._return(class_kept(ghost), age, blocks_kept(ghost), hit=False)
                 content.uses = min(MOST_USES, uses_kept(ghost) + 1)
@@ -77,7 +76,7 @@ class BlockwiseEviction:
             if content.cached:
                 content.cached = False
                 self._leave_ghost(content)
-                content.wait = self._return(content.kind, self._age(content.stamp), 1, hit=True)
+                content.wait = self._return(content.kind, (self._now - content.stamp) // self._unit, 1, hit=True)
             content.uses = min(MOST_USES, content.uses + 1)
 
     def release(self, blocks: list[int]) -> None:
@@ -107,8 +106,7 @@ class BlockwiseEviction:
             self.remove(block)
             content = self._contents.pop(block)
             content.gone += 1
-            if not content.gone_name and _is_anchor(content.index, name):
-                content.gone_name = name
+            content.gone_name = content.gone_name or name
             before = self._contents.get(content.before)
             if before and before.cached and before.shares_its_past_with(content):
                 before.gone, before.gone_name = content.gone, content.gone_name
@@ -194,7 +192,7 @@ class BlockwiseEviction:
         """What is gone behind a block, and with it if it is gone as well, leaves one ghost."""
         if not last.gone:
             return
-        if last.gone_name and last.kind % 2 == 0:
+        if last.kind % 2 == 0:
             kept = remembered(last.kind, last.uses, last.turn)
             now = self._now // self._unit
             ghost = self._ghosts.put(last.gone_name, last.stamp // self._unit, last.gone, kept, now)
@@ -229,7 +227,3 @@ class BlockwiseEviction:
             kept = max(0.0, 1.0 - elapsed / memory)
             self._seen *= kept
             self._model.fade(kept)
-
-
-def _is_anchor(index: int, name: bytes) -> bool:
-    return (name[0] if index < ANCHORS - 1 else index + 1) % ANCHORS == 0
