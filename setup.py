@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -52,7 +53,10 @@ class BuildKernels(build_ext):
         if ext.name != LIBRARY:
             super().build_extension(ext)
             return
-        objects = [each for source in ext.sources for each in self._compile(source, ext.depends)]
+        # Compilers are processes of their own: one for each core.
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            compiled = list(threads.map(lambda source: self._compile(source, ext.depends), ext.sources))
+        objects = [each for some in compiled for each in some]
         target = self.get_ext_fullpath(ext.name)
         self.mkpath(os.path.dirname(target))
         self.compiler.link_shared_object(objects, target, target_lang="c++", extra_postargs=["-pthread"])

@@ -35,7 +35,11 @@ MATRICES = {"qkv": (960, 576), "output": (576, 576), "gate_up": (3072, 576), "do
 COPIES = 8
 """Of each matrix, in turn: in a model another hundred are used before the same one again."""
 PEAK_TURNS = 200_000
-PRODUCTS = {form: (form, "float32") for form in native.FORMS} | {"w8a8": ("int8", "int8"), "w4a8": ("int4", "int8")}
+PRODUCTS = {form: (form, "float32") for form in native.FORMS} | {
+    "w8a8": ("int8", "int8"),
+    "w4a8": ("int4", "int8"),
+    "w8a8 channel": ("int8_channel", "int8"),
+}
 """Forms of the weights and types of the activations, by the name of the column."""
 READ_UNIT = 1 << 18
 """Floats; octavo_probe_read takes multiples of it."""

@@ -29,7 +29,7 @@ from model_runner.models.native import EXACT, NativeDecoder
 
 WINDOW, STEP = 512, 128
 """Tokens of a text that see each other, and those of one step."""
-EMBEDDING_BITS = {"float32": 32, "bfloat16": 16, "int8": 8.5, "int4": 8.5}
+EMBEDDING_BITS = {"float32": 32, "bfloat16": 16, "int8": 8.5, "int4": 8.5, "int8_channel": 8}
 """Of a weight of the embedding, by the model's form: where the head is another matrix, a step reads one row of it."""
 TEXT = Path(__file__).parent.parent / "docs" / "eviction.md"
 
@@ -80,11 +80,14 @@ def ways_of(forms: Sequence[str]) -> dict[str, Way]:
     rotated = RotatedWeights(weights, config)
     exact = NativeDecoder(config, weights, EXACT)
     rounding = NativeDecoder(config, weights, EXACT, activations="int8")
+    channel = NativeDecoder(config, weights, "int8_channel", activations="int8")
     made = {
         "auto, the file's own": Way(exact),
         "K/V in bfloat16": Way(exact, torch.bfloat16),
         "auto, int8 activations": Way(rounding),
         "the same, K/V bfloat16": Way(rounding, torch.bfloat16),
+        "int8_channel, int8 activations": Way(channel),
+        "the same, K/V in bfloat16": Way(channel, torch.bfloat16),
     }
     return made | {form: Way(NativeDecoder(rotated_config(config), rotated, form)) for form in forms}
 
@@ -118,7 +121,7 @@ def main() -> None:
             size -= int(c.vocab_size * c.hidden_size * EMBEDDING_BITS[name] / 8)
         least = (size + kv) * took["read"] / memory.nbytes
         print(
-            f"{name:>22}: {size / 2**20:6.1f} MiB, {took[name] * 1e3:6.2f} ms, at least {least * 1e3:6.2f} to read, "
+            f"{name:>31}: {size / 2**20:6.1f} MiB, {took[name] * 1e3:6.2f} ms, at least {least * 1e3:6.2f} to read, "
             f"perplexity {perplexity(way, token_ids):.3f}",
             flush=True,
         )

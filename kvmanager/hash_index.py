@@ -15,8 +15,9 @@ class HashIndex(PrefixIndex):
 
     def match(self, chain: HashChain, max_blocks: int) -> list[int]:
         """The run of blocks found under the chain's names."""
-        # Every full block of a prompt is published in the end, so that no name is computed in vain.
-        chain.compute(max_blocks)
+        # Every full block of a prompt is published in the end, so that no name is computed in vain; nor is the last,
+        # which alone would take as long as a dozen.
+        chain.compute(chain.full_blocks)
         names = chain.names
         found: list[int] = []
         while len(found) < max_blocks:

@@ -42,17 +42,14 @@ _ENCODED_STEP: Final = 1 << 12
 
 _FEW_TOKENS: Final = 64
 """Fewer are encoded one by one."""
-_CHUNK_BLOCKS: Final = 512
+_CHUNK_BLOCKS: Final = 1024
 """Blocks whose tokens are encoded at once, so that all of it stays in the processor's caches."""
 _MOST_OTHERS: Final = 6
 """So are all where more than one in so many takes other than three bytes."""
 _TWO_BYTES: Final = b"\x19"
 """What stands before an integer of so many bytes."""
-_IS_ZERO: Final = bytes([byte == 0 for byte in range(256)])
-_IS_NOT_ZERO: Final = bytes([byte != 0 for byte in range(256)])
-
-_encoded: Final[list[bytes]] = []
-"""The CBOR of each token id up to the highest seen so far, and some more."""
+_ALL_IF_ZERO: Final = b"\xff" + bytes(255)
+"""Translates a byte into a mask: all of another one is kept if it is 0, and nothing otherwise."""
 
 
 def hash_constructor(algorithm: HashAlgorithm) -> HashConstructor:
@@ -143,6 +140,11 @@ class HashChain:
     @property
     def block_size(self) -> int:
         return self._block_size
+
+    @property
+    def full_blocks(self) -> int:
+        """How many blocks the tokens fill."""
+        return len(self.token_ids) // self._block_size
 
     @property
     def names_may_collide(self) -> bool:
@@ -244,25 +246,25 @@ def _encode_blocks(token_ids: array[int], block_size: int, before: bytes, after:
     if len(token_ids) < _FEW_TOKENS:
         return _encode_each(token_ids, block_size, before, after)
     raw = _little_endian(token_ids)
-    others = _others(raw)
-    if others.count(1) * _MOST_OTHERS > len(others):
+    high = _high_bytes(raw)
+    if high.count(0) * _MOST_OTHERS > len(high):
         return _encode_each(token_ids, block_size, before, after)
     columns = bytearray(before + (_TWO_BYTES + b"\0\0") * block_size + after) * (len(token_ids) // block_size)
     step = len(before) + 3 * block_size + len(after)
     for place in range(block_size):
-        high, low = raw[4 * place + 1 :: 4 * block_size], raw[4 * place :: 4 * block_size]
         start = len(before) + 3 * place + 1
-        columns[start::step], columns[start + 1 :: step] = high, low
+        columns[start::step] = high[place::block_size]
+        columns[start + 1 :: step] = raw[4 * place :: 4 * block_size]
     encoded = bytes(columns)
     bodies = [encoded[start : start + step] for start in range(0, len(encoded), step)]
     # The last first, so that those before it stay where they are.
-    place = others.rfind(1)
+    place = high.rfind(0)
     while place >= 0:
         block = place // block_size
         start = len(before) + 3 * (place - block * block_size)
         body = bodies[block]
-        bodies[block] = body[:start] + _head(_INTEGER, token_ids[place]) + body[start + 3 :]
-        place = others.rfind(1, 0, place)
+        bodies[block] = body[:start] + _encode_token(token_ids[place]) + body[start + 3 :]
+        place = high.rfind(0, 0, place)
     return bodies
 
 
@@ -283,14 +285,21 @@ def _little_endian(token_ids: array[int]) -> bytes:
     return swapped.tobytes()
 
 
-def _others(raw: bytes) -> bytes:
-    """1 for each id that does not take three bytes, 0 for the others. raw: the ids, in little endian."""
-    small, high, highest = raw[1::4].translate(_IS_ZERO), raw[2::4], raw[3::4]
+def _high_bytes(raw: bytes) -> bytes:
+    """The higher byte of each id that takes three bytes, which is not 0; 0 for each of the others.
+
+    raw: the ids, in little endian.
+    """
+    high, third, fourth = raw[1::4], raw[2::4], raw[3::4]
     zeros = bytes(len(high))
-    if high == zeros == highest:
-        return small
-    large = [int.from_bytes(column.translate(_IS_NOT_ZERO), "big") for column in (high, highest)]
-    return (int.from_bytes(small, "big") | large[0] | large[1]).to_bytes(len(small), "big")
+    if third == zeros == fourth:
+        return high
+    fits = [int.from_bytes(column.translate(_ALL_IF_ZERO), "big") for column in (third, fourth)]
+    return (int.from_bytes(high, "big") & fits[0] & fits[1]).to_bytes(len(high), "big")
+
+
+def _encode_token(token_id: int) -> bytes:
+    return _encoded[token_id] if token_id < len(_encoded) else _head(_INTEGER, token_id)
 
 
 def _encode_tokens(token_ids: array[int]) -> bytes:
@@ -324,3 +333,7 @@ def _head(major: int, number: int) -> bytes:
     if number < 1 << 16:
         return bytes((major | 25, number >> 8, number & 0xFF))
     return bytes((major | 26,)) + number.to_bytes(4, "big")
+
+
+_encoded: Final = [_head(_INTEGER, token_id) for token_id in range(256)]
+"""The CBOR of each token id up to the highest that was looked up here so far, and some more."""

@@ -154,7 +154,7 @@ class PrefixIndex(ABC):
         run, names = blocks[first:last], chain.names[first:last]
         branch = self._grown(run, names[0], first, blocks[first - 1])
         own_names, branches = self.names, self._branches
-        for block, name in zip(run, names, strict=True):
+        for block, name in zip(run, names):  # noqa: B905 (compiled, a strict zip makes a tuple for each)
             own_names[block] = name
             branches[block] = branch
         self._children[run[-1]] = 0

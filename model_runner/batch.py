@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,30 +58,36 @@ def pack_batch(
 
     send: brings all to the device, together; by default one by one, and it is waited for.
     """
-    counts = np.array([len(entry.token_ids) for entry in entries], dtype=np.int64)
-    firsts = np.array([entry.first_position for entry in entries], dtype=np.int64)
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    rows = np.repeat(np.arange(len(entries)), counts)
-    positions = np.arange(offsets[-1]) - offsets[rows] + firsts[rows]
-    tables = _pack_tables(entries)
-    slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    lengths = firsts + counts
-    wanted = np.array([entry.num_logits for entry in entries], dtype=np.int64)
-    arrays = (
-        _concatenate(entries, offsets[-1]),
-        positions,
-        slots,
-        offsets.astype(np.int32),
-        lengths.astype(np.int32),
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    logits_rows: list[int] = []
+    offsets, lengths = [0], []
+    # Most entries are of one token: lists and an array at the end take 0.4 of what a dozen array operations do.
+    for entry in entries:
+        first, last = entry.first_position, entry.first_position + len(entry.token_ids)
+        token_ids += entry.token_ids
+        positions += range(first, last)
+        slots += [entry.block_table[at // block_size] * block_size + at % block_size for at in range(first, last)]
+        logits_rows += range(len(token_ids) - entry.num_logits, len(token_ids))
+        offsets.append(len(token_ids))
+        lengths.append(last)
+    tables = _packed_tables(entries)
+    tensors = [
+        *(_tensor(each, np.int64) for each in (token_ids, positions, slots)),
+        *(_tensor(each, np.int32) for each in (offsets, lengths)),
         tables,
-        _last_rows(offsets[1:], wanted),
-    )
-    tensors = [torch.from_numpy(array) for array in arrays]
+        _tensor(logits_rows, np.int64),
+    ]
+    if send is not None:
+        tensors = send(tensors)
+    elif device.type != "cpu":
+        tensors = [tensor.to(device) for tensor in tensors]
     return StepBatch(
-        *([tensor.to(device) for tensor in tensors] if send is None else send(tensors)),
-        query_lengths=tuple(counts.tolist()),
-        lengths=tuple(lengths.tolist()),
-        host_tables=torch.from_numpy(tables),
+        *tensors,
+        query_lengths=tuple([len(entry.token_ids) for entry in entries]),
+        lengths=tuple(lengths),
+        host_tables=tables,
     )
 
 
@@ -95,21 +102,16 @@ def fill_followers(batch: StepBatch, entries: Sequence[BatchEntry], tokens: Tens
     batch.token_ids[rows] = tokens[draws].clamp(min=0)
 
 
-def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The last `counts` rows before each of `ends`, ascending; both int64 [S]."""
-    before = np.repeat(ends - counts, counts)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return before + within
+def _tensor(numbers: Sequence[int], dtype: type[np.integer[Any]]) -> Tensor:
+    return torch.from_numpy(np.array(numbers, dtype=dtype))
 
 
-def _concatenate(entries: Sequence[BatchEntry], total: int) -> np.ndarray:
-    return np.fromiter(chain.from_iterable(entry.token_ids for entry in entries), dtype=np.int64, count=total)
-
-
-def _pack_tables(entries: Sequence[BatchEntry]) -> np.ndarray:
-    """All block tables as one int32 array, which goes to the device in one copy."""
-    width = max(len(entry.block_table) for entry in entries)
-    tables = np.zeros((len(entries), width), dtype=np.int32)
-    for row, entry in enumerate(entries):
-        tables[row, : len(entry.block_table)] = entry.block_table
-    return tables
+def _packed_tables(entries: Sequence[BatchEntry]) -> Tensor:
+    """All block tables, int32 [S, W], which go to the device in one copy."""
+    width = max([len(entry.block_table) for entry in entries])
+    padding = [0] * width
+    packed: list[int] = []
+    for entry in entries:
+        packed += entry.block_table
+        packed += padding[len(entry.block_table) :]
+    return _tensor(packed, np.int32).view(len(entries), width)

@@ -108,7 +108,7 @@ class Generation:
         first = 0
         for sequence in drawing:
             last = first + len(sequence.draft)
-            right = agreeing(sequence.draft, drawn.token_ids[first:last])
+            right = agreeing(sequence.draft, drawn.token_ids[first:last]) if sequence.draft else 0
             taken = slice(first, first + right + 1)
             first = last + 1
             self._take_draw(sequence, drawn.token_ids[taken], drawn.positions[taken], now, outcome)

@@ -69,8 +69,8 @@ def load_model(
     """Loads a directory with safetensors, or a .gguf file; blocks for seconds. Raises ModelLoadError.
 
     weights_dtype: one of WEIGHT_FORMS, or auto for float32 on a CPU, bfloat16 on a GPU that has it, and float16 on
-    others. int8 and int4 need the CPU kernels, which also hold the weights of auto in the smallest form that loses
-    nothing of what the file has.
+    others. int8, int4 and int8_channel need the CPU kernels, which also hold the weights of auto in the smallest form
+    that loses nothing of what the file has.
     activations_dtype: auto for as they come, or int8, which needs the CPU kernels and weights in 8 or 4 bits. name:
     what the model is called, by default as its file is. with_kv_scales: reads the checkpoint's scales of K and V too.
     on_progress: gets bytes read so far and in all.

@@ -21,9 +21,9 @@ _SPLITMIX_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB1331
 class SamplingRows:
     """What sample() needs to know of each of R rows, on the host: arrays of shape [R].
 
-    temperature, top_p, min_p and uniform are float64, top_k is int64; uniform lies in [0, 1). The neutral values are
-    those of SamplingParams. is_seeded: bool, whether the request has a seed of its own, so that its draw must be the
-    one that `uniform` stands for.
+    temperature, top_p, min_p and uniform are float64, top_k is int64; uniform lies in [0, 1), and is 0 where no row has
+    a temperature above 0. The neutral values are those of SamplingParams. is_seeded: bool, whether the request has a
+    seed of its own, so that its draw must be the one that `uniform` stands for.
     """
 
     temperature: NDArray[np.float64]
@@ -38,16 +38,18 @@ class SamplingRows:
         """Rows from valid parameters. seeds are 0..2^64-1 and positions >= 0; of `SamplingParams.seed` only
         whether it is there is read.
 
-        Raises ValueError when the three differ in length, OverflowError for a seed or position out of range.
+        Raises ValueError when the three differ in length, and where there is a temperature OverflowError for a seed or
+        a position out of range.
         """
         if not len(params) == len(seeds) == len(positions):
             raise ValueError(f"{len(params)} params, {len(seeds)} seeds and {len(positions)} positions do not pair up")
+        temperature = [each.temperature for each in params]
         return cls(
-            temperature=np.array([each.temperature for each in params], dtype=np.float64),
+            temperature=np.array(temperature, dtype=np.float64),
             top_k=np.array([each.top_k for each in params], dtype=np.int64),
             top_p=np.array([each.top_p for each in params], dtype=np.float64),
             min_p=np.array([each.min_p for each in params], dtype=np.float64),
-            uniform=uniforms(np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.uint64)),
+            uniform=_numbers(seeds, positions) if any(temperature) else np.zeros(len(params)),
             is_seeded=np.array([each.seed is not None for each in params], dtype=np.bool_),
         )
 
@@ -61,6 +63,10 @@ class SamplingRows:
             self.uniform[index],
             self.is_seeded[index],
         )
+
+
+def _numbers(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+    return uniforms(np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.uint64))
 
 
 def splitmix64(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.uint64]:

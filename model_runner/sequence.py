@@ -183,7 +183,7 @@ class Sequence:
     @property
     def pending(self) -> int:
         """Tokens that the steps to come must compute before the next one can be sampled."""
-        return self.num_tokens - self.computed - self.flying
+        return len(self.token_ids) + self.coming - self.computed - self.flying
 
     @property
     def num_tokens(self) -> int:
@@ -214,7 +214,7 @@ class Sequence:
 
     def room(self, block_size: int) -> int:
         """Tokens that fit into the block table beside those that it has; less than none when these don't fit."""
-        return len(self.block_table) * block_size - self.num_tokens
+        return len(self.block_table) * block_size - len(self.token_ids) - self.coming
 
     def stand_in(self) -> Sequence:
         """Who waits for it when it has no blocks: itself, or for a beam the one that stands for its search."""
@@ -240,9 +240,11 @@ class Sequence:
         end = first + num_tokens
         # Those of a token are for the one after it; `known` of the prompt's have been read.
         known = len(self.live.prompt_logprobs) if self.live.wants_prompt_logprobs else self.num_tokens - 1
+        token_ids = self.token_ids[first:end]
         is_unknown = end > len(self.token_ids)
+        token_ids += (0,) if is_unknown else self.draft
         return BatchEntry(
-            token_ids=[*self.token_ids[first:end], *([0] if is_unknown else self.draft)],
+            token_ids=token_ids,
             first_position=first,
             # The table may grow while the step is in flight.
             block_table=self.block_table[:],

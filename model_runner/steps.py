@@ -66,9 +66,10 @@ class InlineSteps:
         self._executor = executor
 
     def launch(self, order: StepOrder, before: Launched | None) -> Launched:
-        step = _HostStep(self._executor, order, before)
-        step.run()
-        return step
+        try:
+            return _Done(_carried_out(self._executor, order, before))
+        except BaseException as error:
+            return _Failed(error)
 
     def close(self) -> None:
         pass
@@ -82,37 +83,41 @@ class WorkerSteps:
         self._thread = ThreadPoolExecutor(1, "octavo-steps")
 
     def launch(self, order: StepOrder, before: Launched | None) -> Launched:
-        step = _HostStep(self._executor, order, before)
-        self._thread.submit(step.run)
-        return step
+        return _Running(self._thread.submit(_carried_out, self._executor, order, before))
 
     def close(self) -> None:
         self._thread.shutdown()
 
 
-class _HostStep:
-    """A step whose draws are on the host as soon as it is done."""
-
-    def __init__(self, executor: Executor, order: StepOrder, before: Launched | None) -> None:
-        self._executor = executor
-        self._order = order
-        self._before = before
-        self._done: Future[StepResult] = Future()
-
-    def run(self) -> None:
-        try:
-            self._done.set_result(self._carried_out())
-        except BaseException as error:
-            self._done.set_exception(error)
+@dataclass(frozen=True, slots=True)
+class _Done:
+    result: StepResult
 
     def wait(self) -> StepResult:
-        return self._done.result()
+        return self.result
 
-    def _carried_out(self) -> StepResult:
-        order, before, self._before = self._order, self._before, None
-        entries = order.entries if before is None else _followed(order.entries, before)
-        logits = self._executor.execute(entries, order.copies)
-        return StepResult(logits, None if order.draws is None else order.draws.draw(logits))
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: BaseException
+
+    def wait(self) -> StepResult:
+        raise self.error
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    future: Future[StepResult]
+
+    def wait(self) -> StepResult:
+        return self.future.result()
+
+
+def _carried_out(executor: Executor, order: StepOrder, before: Launched | None) -> StepResult:
+    """A step whose draws are on the host as soon as it is done."""
+    entries = order.entries if before is None else _followed(order.entries, before)
+    logits = executor.execute(entries, order.copies)
+    return StepResult(logits, None if order.draws is None else order.draws.draw(logits))
 
 
 def _followed(entries: Sequence[BatchEntry], before: Launched) -> list[BatchEntry]:

@@ -40,6 +40,11 @@ class Grouped:
             groups += self.offsets.float()[..., None]
         return groups.view(self.numbers.shape)
 
+    def rows(self, chosen: slice) -> Grouped:
+        """The weights of some outputs."""
+        offsets = None if self.offsets is None else self.offsets[chosen]
+        return Grouped(self.form, self.numbers[chosen], self.scales[chosen], offsets)
+
 
 class WeightSource(Protocol):
     """Where a decoder takes its weights from. Names are such as 'model.layers.0.self_attn.q_proj.weight'."""

@@ -44,7 +44,7 @@ MAX_SPECULATIVE_NGRAM = 16
 
 KvDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"]
 KvScaling = Literal["auto", "checkpoint", "calibrate", "none"]
-WeightsDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
+WeightsDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4", "int8_channel"]
 ActivationsDtype = Literal["auto", "float32", "int8"]
 PrefixIndex = Literal["hash", "radix", "none"]
 BlockHash = Literal["sha256", "xxh3"]

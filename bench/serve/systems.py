@@ -107,6 +107,12 @@ SYSTEMS: dict[str, SystemSpec] = {
             {"arguments": ["--activations-dtype=int8", "--kv-dtype=bfloat16"]},
             says="the same with K/V in bfloat16, as in vllm-bfloat16; llama-q4 has float16",
         ),
+        SystemSpec(
+            "octavo-w8a8-kv16",
+            "octavo_system",
+            {"arguments": ["--weights-dtype=int8_channel", "--activations-dtype=int8", "--kv-dtype=bfloat16"]},
+            says="weights in 8 bits with a scale for each output, activations in 8 bits, K/V in bfloat16",
+        ),
         _vllm("vllm", "float32", eager=False),
         _vllm("vllm-eager", "float32", eager=True),
         _vllm("vllm-bfloat16", "bfloat16", eager=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref
 
 import torch
@@ -16,7 +16,18 @@ from model_runner.config import ModelConfig
 from model_runner.errors import ModelLoadError
 from model_runner.models.parts import LayerParts, Part, TensorLoader, layer_parts, refuse_more_layers, whole_parts
 from model_runner.models.rope import Rope, RopeTable
-from model_runner.native import ACTIVATIONS, GROUP, CBatch, CLayer, CModel, Matrix, c_batch, need_library
+from model_runner.native import (
+    ACTIVATIONS,
+    GATED_BLOCK,
+    GROUP,
+    WHOLE_FORMS,
+    CBatch,
+    CLayer,
+    CModel,
+    Matrix,
+    c_batch,
+    need_library,
+)
 from model_runner.weights import Grouped, WeightSource
 
 EXACT = "exact"
@@ -42,12 +53,13 @@ class NativeDecoder:
     ) -> None:
         """form: of model_runner.native.FORMS, or EXACT. Raises ModelLoadError as the torch Decoder does.
 
-        activations: of model_runner.native.ACTIVATIONS. int8 concerns the matrices that are held in int8 and int4;
-        where there are none, it is refused with ModelLoadError.
+        activations: of model_runner.native.ACTIVATIONS. int8 concerns the matrices that are held in WHOLE_FORMS; where
+        there are none, it is refused with ModelLoadError.
 
-        For int8, what the file has in groups of 4 bits stays so: rounding it again would cost memory and accuracy. For
-        int4, the embedding and the output head take 8 bits unless the file has them in 4. A matrix whose inputs cannot
-        be divided into a form's groups stays in float32.
+        int8_channel rounds every matrix from the values that the file has, whatever their form. For int8, what the file
+        has in groups of 4 bits stays so: rounding it again would cost memory and accuracy. For int4, the embedding and
+        the output head take 8 bits unless the file has them in 4. A matrix whose inputs cannot be divided into a form's
+        groups stays in float32.
         """
         self._library = need_library()
         self.config = c = config
@@ -60,7 +72,7 @@ class NativeDecoder:
         layers = [self._layer(loader, layer_parts(c, index)) for index in range(c.num_layers)]
         norm = self._vector(loader, [whole.norm])
         head = self._matrix(loader, [whole.head], at_least_8_bits=True) if whole.head else embedding
-        if activations == "int8" and not self.forms().keys() & {"int8", "int4"}:
+        if activations == "int8" and not self.forms().keys() & set(WHOLE_FORMS):
             raise ModelLoadError(
                 "Activations of type int8 need weights in 8 or 4 bits, and here are none; add --weights-dtype int8."
             )
@@ -101,7 +113,7 @@ class NativeDecoder:
 
     def forward(self, batch: StepBatch, backend: AttentionBackend) -> Tensor:
         """Logits of batch.logits_rows: float32 [R, vocab_size]. Writes the K/V of all rows into the backend."""
-        cos, sin = self._rope.at(batch.positions)
+        cos, sin = self._rope.at(batch.positions, max(batch.lengths))
         step = c_batch(batch, cos, sin)
         logits = torch.empty(len(batch.logits_rows), self.config.vocab_size)
         if isinstance(backend, CpuAttention):
@@ -132,7 +144,7 @@ class NativeDecoder:
             k_norm=self._vector(loader, [parts.k_norm]) if parts.k_norm else None,
             output=self._matrix(loader, [parts.output]),
             mlp_norm=self._vector(loader, [parts.mlp_norm]),
-            gate_up=self._matrix(loader, parts.gate_up),
+            gate_up=self._matrix(loader, parts.gate_up, block=GATED_BLOCK),
             down=self._matrix(loader, [parts.down]),
         )
 
@@ -142,14 +154,16 @@ class NativeDecoder:
         self._kept.append(vector)
         return vector.data_ptr()
 
-    def _matrix(self, loader: TensorLoader, parts: Sequence[Part], *, at_least_8_bits: bool = False) -> int:
-        """Packs matrices, stacked to one, and returns the handle."""
+    def _matrix(
+        self, loader: TensorLoader, parts: Sequence[Part], *, at_least_8_bits: bool = False, block: int | None = None
+    ) -> int:
+        """Packs matrices, stacked to one, and returns the handle. block: by turns, so many outputs of each."""
         stored = [loader.exact(*part) for part in parts]
         inputs = parts[0][1][1]
         form, outputs = self._form_for(stored, inputs, at_least_8_bits), sum(shape[0] for _, shape in parts)
         matrix = Matrix(form, outputs, inputs, self._activations)
         first = 0
-        for each in stored:
+        for each in stored if block is None else _by_turns(stored, block):
             if isinstance(each, Grouped) and each.form == matrix.form:
                 matrix.fill_groups(first, each.numbers, each.scales, each.offsets)
                 first += len(each.numbers)
@@ -171,6 +185,15 @@ class NativeDecoder:
             form = "int8"
         divisor = {"float32": 1, "bfloat16": 2}.get(form, GROUP)
         return "float32" if inputs % divisor else form
+
+
+def _by_turns(stored: Sequence[Tensor | Grouped], block: int) -> Iterator[Tensor | Grouped]:
+    """Matrices of one shape, `block` rows of each at a time; the last block is what is left."""
+    outputs = max(len(each if isinstance(each, Tensor) else each.numbers) for each in stored)
+    for first in range(0, outputs, block):
+        chosen = slice(first, first + block)
+        for each in stored:
+            yield each[chosen] if isinstance(each, Tensor) else each.rows(chosen)
 
 
 def _exact_form(stored: Tensor | Grouped) -> str:

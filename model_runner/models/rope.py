@@ -43,13 +43,13 @@ class RopeTable:
         self._rope = rope
         self._cos, self._sin = self._page(0)
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of at least one position, int64 [T]: float32 [T, 1, head_dim / 2] each."""
-        missing = int(positions.max()) + 1 - len(self._cos)
+    def at(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions below `end`, int64 [T]: float32 [T, 1, head_dim / 2] each."""
+        missing = end - len(self._cos)
         if missing > 0:
             # By half as much again, so that a growing sequence does not pay at each page.
             self._grow(max(missing, len(self._cos) // 2))
-        return self._cos[positions], self._sin[positions]
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def _grow(self, count: int) -> None:
         first = len(self._cos)

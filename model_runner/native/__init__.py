@@ -21,14 +21,18 @@ from torch import Tensor
 from model_runner.batch import StepBatch
 
 PATH = Path(__file__).parent / "liboctavo.so"
-FORMS = ("float32", "bfloat16", "int8", "int4")
+FORMS = ("float32", "bfloat16", "int8", "int4", "int8_channel")
 """How a matrix may be held, in the order of their numbers in the library."""
+WHOLE_FORMS = ("int8", "int4", "int8_channel")
+"""Those of whole numbers: with a scale for each 32 inputs of an output, or in int8_channel one for each output."""
 ACTIVATIONS = ("float32", "int8")
-"""What int8 and int4 matrices are multiplied with: rows as they come, or rounded to 8 bits in groups of 32 inputs, for
+"""What matrices in WHOLE_FORMS are multiplied with: rows as they come, or rounded to 8 bits in groups of 32 inputs, for
 products of whole numbers. int8 also lets attention round to bfloat16, where the K/V are and the CPU multiplies it. In
 the order of their numbers in the library."""
 GROUP = 32
-"""Inputs that share a scale in int8 and int4."""
+"""Inputs that share a scale in int8 and int4, and in rows that are rounded."""
+GATED_BLOCK = 96
+"""A model's gates and ups lie by turns in one matrix: so many of the one, then as many of the other."""
 
 
 class NativeError(RuntimeError):
@@ -218,9 +222,9 @@ class Matrix:
     """Weights [outputs, inputs], packed once into memory of the library's own; 0 until they are filled."""
 
     def __init__(self, form: str, outputs: int, inputs: int, activations: str = "float32") -> None:
-        """form: one of FORMS; inputs must be even for bfloat16 and a multiple of 32 for int8 and int4.
+        """form: one of FORMS; inputs must be even for bfloat16 and a multiple of 32 for WHOLE_FORMS.
 
-        activations: one of ACTIVATIONS. int8 concerns the forms int8 and int4; with others rows stay in float32.
+        activations: one of ACTIVATIONS. int8 concerns WHOLE_FORMS; with others rows stay in float32.
         """
         self._library = need_library()
         self.form, self.shape = form, (outputs, inputs)
@@ -243,7 +247,7 @@ class Matrix:
         self._library.call("octavo_matrix_fill", self.handle, first, count, rows.data_ptr())
 
     def fill_groups(self, first: int, numbers: Tensor, scales: Tensor, offsets: Tensor | None) -> None:
-        """Takes rows over as they are: weight = scale x number + offset.
+        """Takes rows of an int8 or int4 matrix over as they are: weight = scale x number + offset.
 
         numbers: int8 [count, inputs], in int4 from 0 to 15. scales: float16 [count, inputs / 32], one for each 32
         inputs; offsets likewise in int4, None in int8.

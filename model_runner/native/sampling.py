@@ -81,7 +81,7 @@ def draw(
         count,
         vocabulary,
         logits.data_ptr(),
-        *(each.ctypes.data for each in arrays),
+        *[torch.from_numpy(each).data_ptr() for each in arrays],
         None if changes is None else addressof(changes),
     )
     need_library().call("octavo_draw", byref(draws), tokens.data_ptr())
@@ -118,10 +118,10 @@ def logprobs(logits: Tensor, places: Tensor, token_ids: Tensor, counts: Sequence
 
 
 def _places(source: Sequence[int] | None, num_rows: int, count: int) -> NDArray[np.int64]:
-    places = np.arange(count) if source is None else np.array(source, dtype=np.int64)
-    if len(places) != count or (count and not 0 <= places.min() <= places.max() < num_rows):
+    places = range(count) if source is None else source
+    if len(places) != count or (count and not 0 <= min(places) <= max(places) < num_rows):
         raise NativeError(f"{count} rows are drawn from {len(places)} of {num_rows} rows of logits")
-    return places
+    return np.array(places, dtype=np.int64)
 
 
 def _c_edits(edits: Sequence[LogitEdits | None], vocabulary: int) -> Array[Any]:

@@ -17,6 +17,7 @@ from bench.rounds import BLOCK_SIZE, LocalSide, Sizes, prompt
 app = typer.Typer()
 app.command()(main)
 SMALL = ["--divide", "100", "--rounds", "2"]
+SMALLEST = ["--divide", "1000", "--rounds", "1"]
 
 
 def invoke(*arguments: str) -> str:
@@ -43,13 +44,13 @@ def test_without_vllm_nothing_is_compared(alone: dict) -> None:
 
 
 def test_the_table_says_that_vllm_was_skipped(tmp_path: Path) -> None:
-    output = " ".join(invoke("--vllm-venv", str(tmp_path)).split())
+    output = " ".join(invoke(*SMALLEST, "--vllm-venv", str(tmp_path)).split())
     assert "vLLM was skipped: there is no" in output
     assert "make bench-peers" in output
 
 
 def test_an_environment_without_vllm_is_skipped_with_its_name() -> None:
-    reason = json.loads(invoke("--json", "--vllm-venv", sys.prefix))["vllm_skipped"]
+    reason = json.loads(invoke(*SMALLEST, "--json", "--vllm-venv", sys.prefix))["vllm_skipped"]
     assert f"does not start under {Path(sys.prefix) / 'bin' / 'python'}" in reason
 
 

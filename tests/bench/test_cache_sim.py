@@ -19,7 +19,9 @@ def requests() -> list[list[int]]:
     return list(prompts(TRACE))
 
 
-@pytest.mark.parametrize(("capacity", "lru", "best"), [(1_000, 12_847, 55_019), (10_000, 61_046, 105_710)])
+@pytest.mark.parametrize(
+    ("capacity", "lru", "best"), [(1_000, 12_847, 55_019), (3_000, 18_850, 84_953), (10_000, 61_046, 105_710)]
+)
 def test_published_numbers(requests: list[list[int]], capacity: int, lru: int, best: int) -> None:
     assert hits(LruEviction(capacity + 2), capacity, requests) == lru
     assert belady_hits(capacity, requests) == best

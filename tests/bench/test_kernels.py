@@ -27,7 +27,7 @@ def test_products_and_attention(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     products = [line.split() for line in lines if re.match(r" +1 ", line)]
     assert [row[1] for row in products] == ["qkv", "output", "gate_up", "down"]
-    # A share for torch, for each of four forms, and for two of them with activations in 8 bits.
-    assert [sum(word.endswith("%") for word in row) for row in products] == [7] * 4
+    # A share for torch, for each of five forms, and for three of them with activations in 8 bits.
+    assert [sum(word.endswith("%") for word in row) for row in products] == [9] * 4
     kinds = [line.split(":")[0] for line in lines if "of the read bandwidth" in line]
     assert kinds == ["float32", "bfloat16"]

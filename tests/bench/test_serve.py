@@ -21,6 +21,7 @@ from bench.serve.octavo_system import Sample, tokens_with_slots, useful_shares
 from bench.serve.player import play
 from bench.serve.systems import SYSTEMS
 from bench.serve.workloads import Conversation, Turn, Workload, build
+from services.config import UpSettings
 
 app = typer.Typer()
 app.command()(serve)
@@ -116,6 +117,18 @@ def test_a_token_counts_when_its_sequence_has_a_slot_for_it() -> None:
     assert [tokens_with_slots(request, {"r/0": room}) for room in (32, 48)] == [32, 33]
     assert tokens_with_slots(request, {}) == 0, "the KV manager does not know it any more"
     assert tokens_with_slots(runner_pb.RequestInfo(prompt_tokens=30), {"r/0": 32}) == 0, "it waits"
+
+
+def test_what_octavo_is_started_with_are_settings() -> None:
+    kinds = {}
+    for name, spec in SYSTEMS.items():
+        if spec.module == "octavo_system":
+            given = dict(argument.removeprefix("--").split("=") for argument in spec.options["arguments"])
+            settings = UpSettings(**{setting.replace("-", "_"): value for setting, value in given.items()})
+            kinds[name] = settings.weights_dtype, settings.activations_dtype, settings.kv_dtype
+    assert kinds["octavo"] == ("auto", "auto", "auto")
+    assert kinds["octavo-w4a8-kv16"] == ("auto", "int8", "bfloat16")
+    assert kinds["octavo-w8a8-kv16"] == ("int8_channel", "int8", "bfloat16")
 
 
 def test_own_cpu_time_is_not_foreign() -> None:

@@ -8,14 +8,21 @@ from typing import Any
 
 import pytest
 
+from services.kv_process import RunningKvManager
 from tests.conformance.client import Client
 from tests.services.kv_support import kv_settings, kv_stub, running_kv_manager
 
 
 @pytest.fixture(scope="session")
-def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def kv_manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningKvManager]:
     directory: Path = tmp_path_factory.mktemp("kv")
-    with running_kv_manager(kv_settings(directory)) as running, kv_stub(running.address) as stub:
+    with running_kv_manager(kv_settings(directory)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def stub(kv_manager: RunningKvManager) -> Iterator[Any]:
+    with kv_stub(kv_manager.address) as stub:
         yield stub
 
 

@@ -1,4 +1,4 @@
-"""vllm-core.md 1b, items 1 to 27 and 52 to 53: blocks handed out, shared, cached, reused and given up."""
+"""vllm-core.md 1b, items 1 to 27, 47, 49, 52 and 53: blocks handed out, shared, cached, reused and given up."""
 
 from __future__ import annotations
 
@@ -229,6 +229,41 @@ def test_27_no_leak(new_pool: NewPool) -> None:
     shown = pool.get()
     assert (shown.occupancy.held_blocks, shown.occupancy.shared_blocks, pool.available) == (0, 0, 10)
     assert shown.totals.allocated_blocks + shown.totals.reused_blocks == shown.totals.freed_blocks == 25
+
+
+def test_47_equal_prompts_of_one_step(new_pool: NewPool) -> None:
+    """Two prompts of 100 tokens take 100 and 4 tokens of one step. Differs: who allocates must promise to compute."""
+    pool = new_pool(31)
+    prompt = list(range(100))
+    first = pool.allocate("first", prompt, promised_tokens=100)
+    second = pool.allocate("second", prompt, promised_tokens=100)
+    assert [100 - answer.cached_tokens for answer in (first, second)] == [100, 4]
+    assert (list(second.block_ids), pool.counts("second")) == ([1, 2, 3, 4, 5, 6, 8], [2] * 6 + [1])
+    for name in ("first", "second"):
+        pool.append(name, computed=100)
+    for number in range(3):
+        assert pool.allocate(f"later{number}", prompt, promised_tokens=4).cached_tokens == 96
+
+
+def test_47_a_step_that_never_ran(new_pool: NewPool) -> None:
+    """A promise that ends uncomputed is forgotten, also by who had hit it."""
+    pool = new_pool(31)
+    prompt = list(range(100))
+    pool.allocate("first", prompt, promised_tokens=100)
+    assert pool.allocate("second", prompt).cached_tokens == 96
+    pool.free("first")
+    assert pool.lookup([*prompt, 100]).cached_tokens == 0
+    pool.free("second", computed=100)
+    assert (pool.lookup([*prompt, 100]).cached_tokens, pool.index_size, pool.available) == (0, 0, 30)
+
+
+def test_49_a_token_that_is_told_is_not_yet_computed(new_pool: NewPool) -> None:
+    pool = new_pool(11, 1)
+    pool.prefill("first", [0, 1])
+    pool.append("first", [2], computed=2)
+    assert pool.lookup([0, 1, 2, 3]).cached_tokens == 2
+    pool.append("first", [3], computed=3)
+    assert pool.lookup([0, 1, 2, 3]).cached_tokens == 3
 
 
 def test_52_headroom(pool: Client) -> None:

@@ -1,4 +1,4 @@
-"""vllm-core.md 1a.6, 1b item 44, and the reports of section 2 about hit rates and usage."""
+"""vllm-core.md 1a.6, 1b items 44 and 59, and the reports of section 2 about hit rates and usage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 from octavo.kv.v1 import kv_manager_pb2 as pb
 
 from kvmanager.hit_window import HitWindow
+from services.kv_process import RunningKvManager
 from tests.conformance.client import COMMON, Client, refusal
+from tests.services.kv_support import scrape
 
 NewPool = Callable[..., Client]
 
@@ -97,3 +99,33 @@ def test_57336_blocks_and_tokens(new_pool: NewPool) -> None:
     assert (occupancy.stored_tokens, occupancy.reserved_tokens) == (16 * 17 + 16 * 18, 64 * 16)
     assert round(occupancy.held_blocks / occupancy.usable_blocks, 3) == 0.667
     assert round(occupancy.stored_tokens / (occupancy.usable_blocks * 16), 3) == 0.365
+
+
+def test_59_four_uses_have_three_gaps(kv_manager: RunningKvManager, new_pool: NewPool) -> None:
+    """Differs: every block is counted, not a sample of them, so there is no rate that could be out of (0, 1]."""
+    pool = new_pool()
+    counted = []
+    for use in range(4):
+        pool.allocate(f"use{use}", COMMON)
+        if use == 1:
+            # A use while another holds the blocks ends no gap.
+            pool.allocate("beside", COMMON)
+            pool.free("beside")
+        pool.free(f"use{use}", computed=48)
+        counted.append(_counted(kv_manager, pool, "block_reuse_gap"))
+    # 48 tokens are three blocks, of which a hit covers two: the last token is computed again.
+    assert counted == [0, 2, 4, 6]
+    assert _counted(kv_manager, pool, "block_lifetime") == 0
+    pool.prefill("all", [9] * 160)
+    assert _counted(kv_manager, pool, "block_lifetime") == _counted(kv_manager, pool, "block_idle_before_evict") == 3
+
+
+def _counted(kv_manager: RunningKvManager, pool: Client, histogram: str) -> float:
+    """How often a histogram of a pool was observed."""
+    found = scrape(kv_manager.metrics_address)
+    name = f"octavo_kv_{histogram}_seconds_count"
+    return sum(
+        value
+        for (found_name, labels), value in found.items()
+        if found_name == name and ("pool", pool.pool_id) in labels
+    )

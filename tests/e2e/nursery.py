@@ -1,12 +1,15 @@
 """Processes of `octavo` that begin at once: one that has loaded what a service needs forks one for each start.
 
 Each is a process of its own, killed and ended like any other; its environment is set before it reads a setting. Only
-the import of torch and of the rest, some seconds of CPU time, is done once for all. Where memory, command lines or
-environments of processes are looked at, or what libraries read when they are loaded, a process of its own is due.
+the import of torch and of the rest, some seconds of CPU time, is done once for all, and nothing of it is taken apart at
+an end, which takes most of a second. Where memory, command lines or environments of processes are looked at, or what
+libraries read when they are loaded, a process of its own is due.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import json
 import os
@@ -16,7 +19,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -134,7 +139,21 @@ def _serve(codes: Path) -> None:
         outputs = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for path in (stdout, stderr)]
         for number, target in ((os.open(os.devnull, os.O_RDONLY), 0), *zip(outputs, (1, 2), strict=True)):
             os.dup2(number, target)
+        _run(app, arguments)
+
+
+def _run(app: Callable[[list[str]], object], arguments: list[str]) -> None:
+    """Ends as an interpreter does, threads, exit functions and output, but leaves memory to the system."""
+    try:
         app(arguments)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            raise
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code or 0)
 
 
 def _reap(codes: Path) -> None:
@@ -155,6 +174,8 @@ def _load() -> None:
     """Imports what services import. Nothing here may start a thread."""
     for module in ("gguf", "tokenizers", "torch", "services.kv_process", "services.runner_process"):
         importlib.import_module(module)
+    # No child searches or copies all this at each of its collections.
+    gc.freeze()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from octavo.kv.v1 import kv_manager_pb2_grpc
 
 from services.channels import open_channel
 from services.client import Client
+from services.cpus import usable_cpus
 from tests.e2e.nursery import Forked, the_nursery
 from tests.services.kv_support import clean_environment, scrape
 
@@ -142,7 +143,13 @@ def wait_until(what: str, condition: Any, process: Process | None = None) -> Non
         time.sleep(0.05)
 
 
-POOL = {"OCTAVO_NUM_BLOCKS": "512"}
+def threads_of_a_runner() -> int:
+    """One for each CPU that is this process's beside its neighbours: more would wait for each other."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return max(1, usable_cpus() // workers)
+
+
+SMALL = {"OCTAVO_NUM_BLOCKS": "512", "OCTAVO_NUM_THREADS": str(threads_of_a_runner())}
 """Room for 8,176 tokens: a GiB, the default, costs seconds to fill with zeros, and more to keep books of."""
 
 
@@ -176,7 +183,7 @@ class Stack:
             *("--runner-metrics-address", self.runner_metrics),
             *self._runner_arguments,
             afresh=self._afresh,
-            **(POOL | self._runner_env),
+            **(SMALL | self._runner_env),
         )
         return self.runner
 

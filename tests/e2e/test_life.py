@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tests.e2e.stack import (
     running_stack,
     wait_until,
 )
+from tests.e2e.tiny_chat_model import VOCAB_SIZE, write_tiny_chat_model
 
 CLEAR = next(item for item in golden_items() if min(item["gaps"]) > 0.4)
 """A golden output without near ties: any run must give exactly its tokens."""
@@ -40,21 +42,28 @@ def golden_tokens(client: Client) -> list[int]:
     return [token_id for chunk in chunks for token_id in chunk.token_ids]
 
 
-def test_500_requests_a_third_of_them_cancelled(stack: Stack) -> None:
+def test_500_requests_a_third_of_them_cancelled(tmp_path: Path) -> None:
     rng = random.Random(20)
     plans = [
-        (rng.choices(range(3, 49_000), k=rng.randint(1, 60)), rng.randint(1, 12), rng.random() < 1 / 3, rng.random())
+        (
+            rng.choices(range(3, VOCAB_SIZE), k=rng.randint(1, 60)),
+            rng.randint(1, 12),
+            rng.random() < 1 / 3,
+            rng.random(),
+        )
         for _ in range(500)
     ]
 
-    def run(plan: tuple[list[int], int, bool, float]) -> str:
+    def run(stack: Stack, plan: tuple[list[int], int, bool, float]) -> str:
         prompt, max_tokens, cancelled, moment = plan
         with stack.client() as client:
+            # Those that are cancelled ask for more than there is time for on most machines.
+            max_tokens *= 20 if cancelled else 1
             stream = client.generate(prompt, max_tokens=max_tokens, ignore_eos=True, n=1 + len(prompt) % 2)
             if not cancelled:
                 return "done" if sum(len(chunk.token_ids) for chunk in stream) else "empty"
             # Before the first token, or after some: closing the iterator cancels the RPC.
-            timer = threading.Timer(moment * 0.4, client.close)
+            timer = threading.Timer(moment * 0.2, client.close)
             timer.start()
             try:
                 for _ in stream:
@@ -65,17 +74,19 @@ def test_500_requests_a_third_of_them_cancelled(stack: Stack) -> None:
                 timer.cancel()
             return "done"
 
-    with ThreadPoolExecutor(24) as threads:
-        outcomes = list(threads.map(run, plans))
-    assert outcomes.count("empty") == 0
-    assert outcomes.count("cancelled") > 50
-    stack.assert_nothing_held()
-    samples = stack.runner_samples()
-    assert samples['octavo_runner_requests{state="running"}'] == 0
-    assert samples['octavo_runner_requests{state="waiting"}'] == 0
-    kv = stack.kv_samples()
-    assert kv['octavo_kv_blocks{pool="default",state="held"}'] == samples["octavo_kv_lease_blocks"]
-    assert kv['octavo_kv_books_imbalance{pool="default"}'] == 0
+    model = write_tiny_chat_model(tmp_path / "model")
+    with running_stack(tmp_path, "--model", str(model), "--num-blocks", "120") as stack:
+        with ThreadPoolExecutor(24) as threads:
+            outcomes = list(threads.map(partial(run, stack), plans))
+        assert outcomes.count("empty") == 0
+        assert outcomes.count("cancelled") > 50
+        stack.assert_nothing_held()
+        samples = stack.runner_samples()
+        assert samples['octavo_runner_requests{state="running"}'] == 0
+        assert samples['octavo_runner_requests{state="waiting"}'] == 0
+        kv = stack.kv_samples()
+        assert kv['octavo_kv_blocks{pool="default",state="held"}'] == samples["octavo_kv_lease_blocks"]
+        assert kv['octavo_kv_books_imbalance{pool="default"}'] == 0
 
 
 def test_abort_by_id_and_the_list_of_requests(stack: Stack) -> None:

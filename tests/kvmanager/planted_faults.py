@@ -47,9 +47,10 @@ def tail_freed_twice(patch):
     real = Pool._end
 
     def end(self, sequence):
+        tail = sequence.blocks[-1]
         real(self, sequence)
-        if self.block_pool.counts[sequence.blocks[-1]] > 0:
-            self.block_pool.release(sequence.blocks[-1:])
+        if self.block_pool.counts[tail] > 0:
+            self.block_pool.release([tail])
 
     patch.setattr(Pool, "_end", end)
 

@@ -27,6 +27,16 @@ def test_a_block_that_is_given_up_for_its_own_prompt_may_be_promised_again():
     machine.check_all()
 
 
+def test_the_blocks_that_a_prompt_finds_are_not_given_up_for_its_others():
+    machine = BooksMachine()
+    machine.open(4, 2, IndexKind.HASH, HashAlgorithm.SHA256, EvictionKind.LRU)
+    machine.serve([Wish(1, 0, 4, 0b0011, BASE_SCOPE, ()), Wish(1, 0, 2, 0b10, BASE_SCOPE, ())], NO_RETENTION, False)
+    # It finds the two blocks that were used the longest ago, and none is free for the fifth token.
+    machine.allocate(Wish(2, 4, 1, 0, BASE_SCOPE, ()), NO_RETENTION, 0, 0, False, False, False)
+    machine.check_all()
+    assert machine.port.totals()["hit_tokens"] == 4
+
+
 def rewound_into_what_it_found() -> BooksMachine:
     """A sequence that leaves nothing has found the one block that is cached, and keeps the first token of it."""
     machine = BooksMachine()

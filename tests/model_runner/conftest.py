@@ -32,6 +32,12 @@ def smollm2(torch_threads: None) -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
+def smollm2_channel(torch_threads: None) -> LoadedModel:
+    """The same with weights in 8 bits, a scale for each output, and activations in 8 bits."""
+    return load_model(demo_model_path(), weights_dtype="int8_channel", activations_dtype="int8")
+
+
+@pytest.fixture(scope="session")
 def smollm2_in_torch(torch_threads: None) -> LoadedModel:
     """The same in plain torch, as where there are no CPU kernels."""
     with mock.patch("model_runner.loading.library", return_value=None):

@@ -8,20 +8,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model_runner.native import GROUP, Matrix
+from model_runner.native import GROUP, WHOLE_FORMS, Matrix
 from model_runner.weights import Grouped
 from tests.model_runner.native_support import INTEGER_SETS, using
 from tests.model_runner.test_native_products import ROWS, SHAPES, drawn, held, some_groups
 
 pytestmark = pytest.mark.skipif(not INTEGER_SETS, reason="the CPU kernels are not built")
 
-FORMS = ("int8", "int4")
 Floats = NDArray[np.float32]
 
 
 def packed(grouped: Grouped, activations: str = "int8") -> Matrix:
+    """With the numbers of `grouped`. Half-precision scales times 127 are exact in float32, so fill() finds them."""
     matrix = Matrix(grouped.form, *grouped.numbers.shape, activations)
-    matrix.fill_groups(0, grouped.numbers, grouped.scales, grouped.offsets)
+    if grouped.form == "int8_channel":
+        matrix.fill(0, grouped.dequantized())
+    else:
+        matrix.fill_groups(0, grouped.numbers, grouped.scales, grouped.offsets)
     return matrix
 
 
@@ -39,22 +42,25 @@ def multiply_add(a: Floats, b: Floats, c: Floats, fused: bool) -> Floats:
 
 
 def modelled(x: Tensor, grouped: Grouped, fused: bool) -> Tensor:
-    """What the product must be, bit by bit: exact sums of whole numbers, and one chain over groups in float32."""
+    """What the product must be, bit by bit: exact sums of whole numbers, and one chain over groups in float32, which is
+    multiplied at its end by a scale that all groups share."""
     numbers, scales = rounded(x.numpy())
     groups = numbers.shape[1]
     weights = grouped.numbers.numpy().reshape(-1, groups, GROUP).astype(np.int64)
     weight_scales = grouped.scales.float().numpy()
     y = np.zeros((len(x), len(weights)), dtype=np.float32)
+    is_channel = grouped.form == "int8_channel"
     for group in range(groups):
         sums = (numbers[:, group] @ weights[:, group].T).astype(np.float32)
-        y = multiply_add(sums, scales[:, group, None] * weight_scales[:, group], y, fused)
+        of_weights = np.float32(1) if is_channel else weight_scales[:, group]
+        y = multiply_add(sums, scales[:, group, None] * of_weights, y, fused)
         if grouped.offsets is not None:
             row_sums = scales[:, group] * numbers[:, group].sum(axis=-1).astype(np.float32)
             y = multiply_add(row_sums[:, None], grouped.offsets.float().numpy()[:, group], y, fused)
-    return torch.from_numpy(y)
+    return torch.from_numpy(y * weight_scales[:, 0] if is_channel else y)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", WHOLE_FORMS)
 @pytest.mark.parametrize("instruction_set", INTEGER_SETS)
 class TestRight:
     @pytest.mark.parametrize("shape", SHAPES)
@@ -72,9 +78,10 @@ class TestRight:
 
     def test_the_largest_numbers_do_not_saturate(self, instruction_set: str, form: str) -> None:
         """Each of 9 groups adds 32 x 127 x the largest weight; whole numbers up to 2^24 are exact in float32."""
-        for number in (15, 0) if form == "int4" else (-128, 127):
+        for number in {"int4": (15, 0), "int8": (-128, 127), "int8_channel": (-127, 127)}[form]:
             numbers = torch.full((70, 288), number, dtype=torch.int8)
-            ones, zeros = torch.ones(70, 9).half(), torch.zeros(70, 9).half()
+            groups = 1 if form == "int8_channel" else 9
+            ones, zeros = torch.ones(70, groups).half(), torch.zeros(70, groups).half()
             with using(instruction_set):
                 matrix = packed(Grouped(form, numbers, ones, zeros if form == "int4" else None))
             for rows in (1, 3, 40):
@@ -85,9 +92,8 @@ class TestRight:
     def test_each_input_meets_its_own_weight(self, instruction_set: str, form: str) -> None:
         """Rows with one input that is not 0: the products are the weights themselves, exactly."""
         grouped = some_groups(form, 50, 64)
-        grouped = Grouped(form, grouped.numbers, torch.ones(50, 2).half(), torch.zeros(50, 2).half())
-        if form == "int8":
-            grouped = Grouped(form, grouped.numbers, grouped.scales, None)
+        ones = torch.ones_like(grouped.scales)
+        grouped = Grouped(form, grouped.numbers, ones, torch.zeros_like(ones) if form == "int4" else None)
         with using(instruction_set):
             matrix = packed(grouped)
         assert torch.equal(matrix.multiply(127 * torch.eye(64)), 127 * grouped.numbers.T.float())
@@ -121,7 +127,7 @@ class TestRight:
             assert torch.equal(held(packed(grouped)), grouped.dequantized())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", WHOLE_FORMS)
 def test_threads_do_not_change_a_bit(form: str) -> None:
     matrix = packed(some_groups(form, 1000, 288))
     x = drawn(200, 288)
@@ -132,7 +138,7 @@ def test_threads_do_not_change_a_bit(form: str) -> None:
     assert all(torch.equal(each, results[0]) for each in results)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", WHOLE_FORMS)
 def test_weights_take_the_memory_that_they_take_for_float32(form: str) -> None:
     grouped = some_groups(form, 480, 320)
     assert packed(grouped).bytes == packed(grouped, "float32").bytes

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_runner.native import FORMS, GROUP, Matrix, NativeError
+from model_runner.native import FORMS, GROUP, WHOLE_FORMS, Matrix, NativeError
 from model_runner.weights import Grouped
 from tests.model_runner.native_support import INSTRUCTION_SETS, using
 
@@ -93,7 +93,12 @@ class TestForms:
         # Scales and offsets are half precision: 11 bits.
         assert (error <= 0.5 * span / steps + span / 1024 + groups.abs().amax(-1) / 2048).all()
 
-    @pytest.mark.parametrize("form", ["int8", "int4"])
+    def test_one_scale_for_each_output(self) -> None:
+        weights = drawn(50, 96, seed=1)
+        scales = weights.abs().amax(dim=1, keepdim=True) / 127
+        assert torch.equal(held(filled("int8_channel", 50, 96)), (weights / scales).round() * scales)
+
+    @pytest.mark.parametrize("form", WHOLE_FORMS)
     def test_groups_of_equal_weights(self, form: str) -> None:
         matrix = Matrix(form, 2, 64)
         matrix.fill(0, torch.cat([torch.zeros(1, 64), torch.full((1, 64), 0.5)]))
@@ -122,19 +127,23 @@ class TestForms:
         assert torch.equal(held(parts), held(whole))
 
     def test_bytes(self) -> None:
-        """Per weight: 4, 2, 1 + 2/32 and 1/2 + 4/32 bytes."""
+        """Per weight: 4, 2, 1 + 2/32, 1/2 + 4/32 and, with 4 more for each output, 1 byte."""
         outputs, inputs = 480, 320
         sizes = [Matrix(form, outputs, inputs).bytes * 8 / (outputs * inputs) for form in FORMS]
-        assert sizes == [32, 16, 8.5, 5]
+        assert sizes == [32, 16, 8.5, 5, 8 + 32 / inputs]
 
 
 def some_groups(form: str, outputs: int, inputs: int) -> Grouped:
+    """In int8_channel all inputs of an output are one group, whose largest number is 127 or -127."""
     draw = torch.Generator().manual_seed(2)
-    least, greatest = (0, 16) if form == "int4" else (-128, 128)
+    least, greatest = {"int4": (0, 16), "int8": (-128, 128), "int8_channel": (-127, 128)}[form]
     numbers = torch.randint(least, greatest, (outputs, inputs), generator=draw, dtype=torch.int8)
     scales, offsets = (torch.randn(outputs, inputs // GROUP, generator=draw).half() for _ in range(2))
+    if form == "int8_channel":
+        scales = scales[:, :1].abs()
+        numbers[:, 7] = torch.where(numbers[:, 7] < 0, -127, 127)
     # Half-precision numbers below the normal ones, and both zeros.
-    small = torch.tensor([6e-8, 0.0, -0.0])[: inputs // GROUP]
+    small = torch.tensor([6e-8, 0.0, -0.0])[: scales.shape[1]]
     scales[0, : len(small)] = small
     return Grouped(form, numbers, scales, offsets if form == "int4" else None)
 
@@ -201,7 +210,7 @@ class TestInvariance:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(("form", "inputs"), [("bfloat16", 33), ("int8", 48), ("int4", 16)])
+    @pytest.mark.parametrize(("form", "inputs"), [("bfloat16", 33), ("int8", 48), ("int4", 16), ("int8_channel", 8)])
     def test_inputs_that_a_form_cannot_hold(self, form: str, inputs: int) -> None:
         with pytest.raises(NativeError, match=f"{inputs} inputs"):
             Matrix(form, 4, inputs)
@@ -229,6 +238,8 @@ class TestRefusals:
             matrix.fill_groups(0, numbers, halves, None)
         with pytest.raises(NativeError, match="offsets"):
             Matrix("float32", 4, 64).fill_groups(0, numbers, halves, None)
+        with pytest.raises(NativeError, match="offsets"):
+            Matrix("int8_channel", 4, 64).fill_groups(0, numbers, halves, None)
 
     def test_an_instruction_set_that_is_not_there(self) -> None:
         with pytest.raises(NativeError, match=r"no instruction set 'mmx'; it has .*(scalar|neon)"), using("mmx"):

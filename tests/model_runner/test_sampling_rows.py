@@ -64,3 +64,10 @@ def test_uniforms_have_mean_a_half_and_variance_a_twelfth(by: str) -> None:
     assert abs(values.mean() - 1 / 2) < NORMAL_0_001 * math.sqrt(1 / 12 / NUMBERS)
     # The fourth central moment of a uniform is 1/80, so (x - 1/2)^2 has variance 1/80 - 1/144 = 1/180.
     assert abs(((values - 1 / 2) ** 2).mean() - 1 / 12) < NORMAL_0_001 * math.sqrt(1 / 180 / NUMBERS)
+
+
+def test_where_nothing_is_drawn_no_number_is_made() -> None:
+    greedy, drawn = SamplingParams(temperature=0.0), SamplingParams(temperature=0.5)
+    assert SamplingRows.of([greedy, greedy], [5, 1234567], [0, 1]).uniform.tolist() == [0.0, 0.0]
+    mixed = SamplingRows.of([greedy, drawn], [5, 1234567], [0, 1]).uniform
+    assert mixed[1] == (SPLITMIX_1234567[1] >> 11) * 2.0**-53

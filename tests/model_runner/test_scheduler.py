@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_runner.books import CopyOrder, SequenceUpdate
+from model_runner.request import Retention
 from model_runner.step_plan import StepPlan
 from tests.model_runner.scheduler_driver import DRAWN, Call, Driver, names, work_of
 
@@ -143,6 +144,25 @@ class TestAdmission:
         driver.scheduler.finish([b])
         driver.step()
         assert driver.asked() == [Call("free", ("b/0",)), Call("allocate", ("c/0",))]
+
+    def test_blocks_that_come_back_unheard_are_found_within_32_steps(self) -> None:
+        """Whoever was refused asks again every 32 steps while somebody runs: nobody tells of a pin that is over."""
+        # 8 usable blocks: 3 are pinned, a has 1. b needs 4 and one for a, and 4 are left.
+        driver = Driver(usable_blocks=8)
+        pinned = driver.add("pinned", 48, retention=Retention(pin_seconds=60.0))
+        driver.step()
+        driver.scheduler.finish([pinned])
+        driver.add("a", 5)
+        driver.step()
+        driver.add("b", 60)
+        driver.step()
+        assert driver.waiting == ["b/0"]
+        driver.manager.pool("default").remove_prefix(pinned.live.request.prompt_token_ids)
+        driver.steps(31)
+        assert driver.waiting == ["b/0"]
+        driver.step()
+        assert driver.running == ["a/0", "b/0"]
+        assert [call.granted for call in driver.asked() if call.names == ("b/0",)] == [False, True]
 
     @pytest.mark.parametrize(("usable_blocks", "running"), [(5, ["a/0", "b/0"]), (6, ["a/0", "b/0", "c/0"])])
     def test_an_admission_leaves_a_block_for_each_that_runs(self, usable_blocks: int, running: list[str]) -> None:

@@ -44,6 +44,18 @@ class TestOrder:
     def test_ten_seconds_make_up_for_a_level(self, later: float, order: list[str]) -> None:
         assert line_of(PRIORITY, sequence("old", 1), sequence("new", 0, later)) == order
 
+    @pytest.mark.parametrize("policy", SchedulingPolicy)
+    def test_who_was_admitted_before_goes_first_whatever_its_number(self, policy: SchedulingPolicy) -> None:
+        """Choices and second admissions count as admissions, so that their numbers outrun those of arrivals."""
+        line = WaitingLine(policy, 16)
+        for name in ("new", "newer"):
+            line.add(sequence(name))
+        for name, number in (("twelfth", 12), ("ninth", 9)):
+            preempted = sequence(name)
+            preempted.admitted_before, preempted.number = True, number
+            line.put_back(preempted)
+        assert names(list(line)) == ["ninth", "twelfth", "new", "newer"]
+
     @given(st.lists(st.tuples(st.integers(-100, 100), st.integers(0, 3000)), max_size=20))
     def test_against_sorting(self, requests: list[tuple[int, int]]) -> None:
         line = [sequence(str(number), *request) for number, request in enumerate(requests)]

@@ -73,6 +73,47 @@ class TestVersion1:
         assert usable_cpus(tmp_path) == AFFINITY
 
 
+class TestGroupsInGroups:
+    """A service of systemd, or a container that shares the host's view, has its quota in a folder below the root."""
+
+    @pytest.mark.parametrize(
+        ("quotas", "cores"),
+        [
+            pytest.param({"a.slice/b.service": "300000 100000"}, 3, id="its own"),
+            pytest.param({"a.slice": "200000 100000"}, 2, id="of the one around it"),
+            pytest.param({"a.slice": "200000 100000", "a.slice/b.service": "500000 100000"}, 2, id="the least of all"),
+            pytest.param({"a.slice": "max 100000", "a.slice/b.service": "150000 100000"}, 2, id="one without a limit"),
+            pytest.param({"other.slice": "100000 100000"}, AFFINITY, id="of others"),
+            pytest.param({".": "400000 100000"}, 4, id="a container that sees itself as the root"),
+        ],
+    )
+    def test_version_2(self, tmp_path: Path, quotas: dict[str, str], cores: int) -> None:
+        root, membership = tmp_path / "cgroup", tmp_path / "membership"
+        membership.write_text("0::/a.slice/b.service\n")
+        for group, quota in quotas.items():
+            (root / group).mkdir(parents=True, exist_ok=True)
+            write_v2(root / group, quota)
+        assert usable_cpus(root, membership) == cores
+
+    def test_version_1(self, tmp_path: Path) -> None:
+        root, membership = tmp_path / "cgroup", tmp_path / "membership"
+        membership.write_text("4:cpuset:/elsewhere\n3:cpu,cpuacct:/docker/c1\n0::/\n")
+        for group, quota in (("docker/c1", 250000), ("elsewhere", 100000)):
+            (root / "cpu" / group).mkdir(parents=True)
+            (root / "cpu" / group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+            (root / "cpu" / group / "cpu.cfs_period_us").write_text("100000\n")
+        assert usable_cpus(root, membership) == 3
+
+    def test_a_group_beyond_the_root(self, tmp_path: Path) -> None:
+        """As the kernel writes it for a process that was moved out of the group that it sees as the root."""
+        root, membership = tmp_path / "cgroup", tmp_path / "membership"
+        membership.write_text("0::/../b.service\n")
+        root.mkdir()
+        write_v2(root, "200000 100000")
+        write_v2(tmp_path, "100000 100000")
+        assert usable_cpus(root, membership) == 2
+
+
 class TestWithoutControlGroups:
     def test_no_files(self, tmp_path: Path) -> None:
         assert usable_cpus(tmp_path) == AFFINITY

@@ -120,7 +120,7 @@ int octavo_probe_read(const float* from, int64_t size) {
 void* octavo_matrix_new(int32_t form, int32_t activations, int64_t outputs, int64_t inputs) {
     return guarded(nullptr, [&](Library& shared) -> void* {
         const auto known = static_cast<Form>(form);
-        const bool is_known = form >= 0 && form <= static_cast<int32_t>(Form::int4) &&
+        const bool is_known = form >= 0 && form <= static_cast<int32_t>(Form::int8_channel) &&
                               (activations == 0 || activations == static_cast<int32_t>(Activations::int8));
         if (!is_known || outputs < 1 || inputs < 1 || !form_fits(known, inputs)) {
             throw std::invalid_argument("a matrix of form " + std::to_string(form) + " cannot have " +
@@ -148,7 +148,7 @@ int octavo_matrix_fill_groups(void* matrix, int64_t first, int64_t count, const 
         Matrix& into = *static_cast<Matrix*>(matrix);
         check_range(into, first, count);
         const bool is_int4 = into.form() == Form::int4;
-        if ((into.form() != Form::int8 && !is_int4) || is_int4 != (offsets != nullptr)) {
+        if (!is_grouped(into.form()) || is_int4 != (offsets != nullptr)) {
             throw std::invalid_argument("int8 matrices have scales, int4 ones scales and offsets, others neither");
         }
         into.fill_groups(*shared.pool, first, count, numbers, scales, offsets);

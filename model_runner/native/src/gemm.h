@@ -47,6 +47,22 @@ struct Bfloat16Panels {
     };
 };
 
+// A byte for each weight of some inputs, of one panel or two.
+template <int64_t ahead, int64_t step, int vecs>
+struct Int8Chunk {
+    static constexpr int kPanels = (vecs + kPanelVecs - 1) / kPanelVecs;
+    const int8_t* part[kPanels];
+    void begin(int panel, const uint8_t* at) {
+        part[panel] = reinterpret_cast<const int8_t*>(at);
+        for (int64_t line = 0; line < step * kPanel; line += kLine) fetch_ahead<ahead>(at + line);
+    }
+    template <int index, class Scales>
+    Vec get(const Scales& scales, int vec) const {
+        const int8_t* weights = part[vec / kPanelVecs] + index * kPanel + vec % kPanelVecs * kLanes;
+        return mul(scales.scale[vec], load_int8(weights));
+    }
+};
+
 template <int64_t ahead>
 struct Int8Panels {
     static constexpr int64_t kGroup = octavo::kGroup, kStep = 4;
@@ -67,20 +83,11 @@ struct Int8Panels {
         }
     };
     template <int vecs>
-    struct Chunk {
-        const int8_t* part[(vecs + kPanelVecs - 1) / kPanelVecs];
+    struct Chunk : Int8Chunk<ahead, kStep, vecs> {
         Chunk(const Int8Panels& b, int64_t k) {
-            int index = 0;
-            for (const int8_t*& each : part) {
-                each = reinterpret_cast<const int8_t*>(b.at(k, kPanelVecs * index++)) + kScaleBytes;
-                each += k % kGroup * kPanel;
-                for (int64_t line = 0; line < kStep * kPanel; line += kLine) fetch_ahead<ahead>(each + line);
+            for (int panel = 0; panel < this->kPanels; ++panel) {
+                this->begin(panel, b.at(k, panel * kPanelVecs) + kScaleBytes + k % kGroup * kPanel);
             }
-        }
-        template <int index>
-        Vec get(const Scales<vecs>& scales, int vec) const {
-            const int8_t* weights = part[vec / kPanelVecs] + index * kPanel + vec % kPanelVecs * kLanes;
-            return mul(scales.scale[vec], load_int8(weights));
         }
     };
 };
@@ -121,6 +128,32 @@ struct Int4Panels {
         template <int index>
         Vec get(const Scales<vecs>& scales, int vec) const {
             return fma(half_byte<index % 4 * 2 + index / 4>(bits[vec]), scales.scale[vec], scales.offset[vec]);
+        }
+    };
+};
+
+template <int64_t ahead>
+struct Int8ChannelPanels {
+    static constexpr int64_t kGroup = 0, kStep = 4, kScaleBytes = kPanel * 4;
+    const uint8_t* data;
+    int64_t panel_bytes;
+    const uint8_t* panel_of(int vec) const { return data + vec / kPanelVecs * panel_bytes; }
+    template <int vecs>
+    struct Scales {
+        Vec scale[vecs];
+        Scales(const Int8ChannelPanels& b, int64_t) {
+            OCTAVO_UNROLL
+            for (int vec = 0; vec < vecs; ++vec) {
+                scale[vec] = load(reinterpret_cast<const float*>(b.panel_of(vec)) + vec % kPanelVecs * kLanes);
+            }
+        }
+    };
+    template <int vecs>
+    struct Chunk : Int8Chunk<ahead, kStep, vecs> {
+        Chunk(const Int8ChannelPanels& b, int64_t k) {
+            for (int panel = 0; panel < this->kPanels; ++panel) {
+                this->begin(panel, b.panel_of(panel * kPanelVecs) + kScaleBytes + k * kPanel);
+            }
         }
     };
 };
@@ -260,6 +293,9 @@ void gemm(const Packed& w, const float* x, int64_t x_stride, int64_t rows, float
                 break;
             case Form::int4:
                 multiply_panels<Int4Panels, kPairRowsScaled, 4>(w, p, first, last, scratch, 5);
+                break;
+            case Form::int8_channel:
+                multiply_panels<Int8ChannelPanels, kPairRowsScaled, 4>(w, p, first, last, scratch, 5);
                 break;
         }
     }

@@ -2,14 +2,14 @@
 // Included into an instruction set's namespace, after panels.h.
 //
 // A group adds scale of the row * scale of the weight * (a sum of whole numbers), which is exact, to its output, and
-// with 4-bit weights the row's own sum * offset. Every output is one chain of these in the order of groups.
+// with 4-bit weights the row's own sum * offset. Where an output's weights have one scale, the sum is multiplied by it at
+// the end. Every output is one chain of these in the order of groups.
 
 constexpr int64_t kQuads = kGroup / 4;  // four inputs at a time, which is what one lane takes
 
-// One group of one panel as it is packed (see Packed); what is read fetches what is `ahead` bytes away.
-template <int64_t ahead>
+// One group of one panel as it is packed (see Packed).
 struct NibbleGroup {
-    static constexpr bool kHasOffsets = true;
+    static constexpr bool kHasScales = true, kHasOffsets = true;
     static constexpr int64_t kScaleBytes = kPanel * 4, kBytes = kScaleBytes + kGroup * kPanel / 2;
     const uint8_t* at;
     const uint16_t* halves(int vec) const { return reinterpret_cast<const uint16_t*>(at) + vec * kLanes; }
@@ -19,15 +19,12 @@ struct NibbleGroup {
     Bits numbers(int vec) const {
         const uint32_t* words = reinterpret_cast<const uint32_t*>(at + kScaleBytes);
         words += quad / 2 * kPanel + vec * kLanes;
-        if (quad % 2) return high_nibbles(load_bits(words));
-        fetch_ahead<ahead>(words);
-        return low_nibbles(load_bits(words));
+        return quad % 2 ? high_nibbles(load_bits(words)) : low_nibbles(load_bits(words));
     }
 };
 
-template <int64_t ahead>
 struct ByteGroup {
-    static constexpr bool kHasOffsets = false;
+    static constexpr bool kHasScales = true, kHasOffsets = false;
     static constexpr int64_t kScaleBytes = kPanel * 2, kBytes = kScaleBytes + kGroup * kPanel;
     const uint8_t* at;
     Vec scale(int vec) const { return load_half(reinterpret_cast<const uint16_t*>(at) + vec * kLanes); }
@@ -35,7 +32,6 @@ struct ByteGroup {
     template <int quad>
     Bits numbers(int vec) const {
         const uint32_t* words = reinterpret_cast<const uint32_t*>(at + kScaleBytes) + quad * kPanel + vec * kLanes;
-        fetch_ahead<ahead>(words);
         return load_bits(words);
     }
 };
@@ -43,9 +39,21 @@ struct ByteGroup {
 // A panel's groups, as they lie.
 template <class Group>
 struct PackedGroups {
-    static constexpr bool kHasOffsets = Group::kHasOffsets;
+    static constexpr bool kHasScales = Group::kHasScales, kHasOffsets = Group::kHasOffsets;
     const uint8_t* data;
     Group group(int64_t index) const { return {data + index * Group::kBytes}; }
+};
+
+// The same where each output has one scale, which lies before the panel's groups.
+struct ChannelGroup {
+    static constexpr bool kHasScales = false, kHasOffsets = false;
+    static constexpr int64_t kBytes = kGroup * kPanel;
+    const uint8_t* at;
+    template <int quad>
+    Bits numbers(int vec) const {
+        const uint32_t* words = reinterpret_cast<const uint32_t*>(at) + quad * kPanel + vec * kLanes;
+        return load_bits(words);
+    }
 };
 
 // What one group becomes for many rows: scales and offsets in float32, a byte for each number.
@@ -54,27 +62,44 @@ struct DecodedGroup {
     uint32_t quads[kQuads][kPanel];
 };
 
-// Some decoded groups; each quad that is read fetches some bytes of what is decoded next.
+// The same as a group like the packed ones.
 template <bool has_offsets>
-struct DecodedGroups {
-    static constexpr bool kHasOffsets = has_offsets;
-    const DecodedGroup* groups;
+struct KeptGroup {
+    static constexpr bool kHasScales = true, kHasOffsets = has_offsets;
+    static constexpr int64_t kBytes = sizeof(DecodedGroup);
+    const uint8_t* at;
+    const DecodedGroup& kept() const { return *reinterpret_cast<const DecodedGroup*>(at); }
+    Vec scale(int vec) const { return load(kept().scales + vec * kLanes); }
+    Vec offset(int vec) const { return load(kept().offsets + vec * kLanes); }
+    template <int quad>
+    Bits numbers(int vec) const { return load_bits(kept().quads[quad] + vec * kLanes); }
+};
+
+// Groups for some of many rows; each quad that is read fetches some bytes of what is used next.
+template <class Kept>
+struct FetchingGroups {
+    static constexpr bool kHasScales = Kept::kHasScales, kHasOffsets = Kept::kHasOffsets;
+    const uint8_t* data;
     const uint8_t* next;
     int64_t bytes;
-    struct Group {
-        const DecodedGroup& of;
+    struct Group : Kept {
         const uint8_t* next;
         int64_t bytes;
-        Vec scale(int vec) const { return load(of.scales + vec * kLanes); }
-        Vec offset(int vec) const { return load(of.offsets + vec * kLanes); }
         template <int quad>
         Bits numbers(int vec) const {
             if (vec == 0) fetch_far(next + quad * bytes);
-            return load_bits(of.quads[quad] + vec * kLanes);
+            return Kept::template numbers<quad>(vec);
         }
     };
-    Group group(int64_t index) const { return {groups[index], next + index * kQuads * bytes, bytes}; }
+    Group group(int64_t index) const { return {{data + index * Kept::kBytes}, next + index * kQuads * bytes, bytes}; }
 };
+
+// Of the `size` bytes that are used next, blocks of rows fetch their share, a part at each quad of these groups.
+template <class Kept>
+inline FetchingGroups<Kept> fetching(const void* data, int64_t groups, const uint8_t* next, int64_t size, int64_t row,
+                                     int64_t rows, int64_t of_rows) {
+    return {static_cast<const uint8_t*>(data), next + size * row / of_rows, size * rows / (of_rows * groups * kQuads)};
+}
 
 template <class Group, int... quad>
 inline void decode_group(const Group& group, DecodedGroup& to, std::integer_sequence<int, quad...>) {
@@ -86,17 +111,35 @@ inline void decode_group(const Group& group, DecodedGroup& to, std::integer_sequ
     }
 }
 
-// y[row, output] (+)= the products of some groups of a panel; continues: go on from what y has.
-template <class Groups, int rows, int... quad>
-inline void dot_tile_steps(const RoundedGroup* x, int64_t x_stride, const Groups& b, int64_t groups, float* y,
-                           int64_t y_stride, bool continues, std::integer_sequence<int, quad...>) {
+// Where a tile's sums come from and go to: y, from 0 on or from what it has.
+struct Continued {
+    float* y;
+    int64_t y_stride;
+    bool continues;
+    Vec begin(int row, int vec) const { return continues ? load(y + row * y_stride + vec * kLanes) : all(0.0f); }
+    void end(int row, int vec, Vec sum) const { store(y + row * y_stride + vec * kLanes, sum); }
+};
+
+// The same for all groups at once, whose sums are multiplied by their outputs' scales.
+struct Scaled {
+    float* y;
+    int64_t y_stride;
+    const float* scales;
+    Vec begin(int, int) const { return all(0.0f); }
+    void end(int row, int vec, Vec sum) const {
+        store(y + row * y_stride + vec * kLanes, mul(sum, load(scales + vec * kLanes)));
+    }
+};
+
+// The products of some groups of a panel, added to the target's sums.
+template <class Groups, int rows, class Target, int... quad>
+inline void dot_tile_steps(const RoundedGroup* x, int64_t x_stride, const Groups& b, int64_t groups,
+                           const Target& target, std::integer_sequence<int, quad...>) {
     Vec acc[rows][kPanelVecs];
     OCTAVO_UNROLL
     for (int row = 0; row < rows; ++row) {
         OCTAVO_UNROLL
-        for (int vec = 0; vec < kPanelVecs; ++vec) {
-            acc[row][vec] = continues ? load(y + row * y_stride + vec * kLanes) : all(0.0f);
-        }
+        for (int vec = 0; vec < kPanelVecs; ++vec) acc[row][vec] = target.begin(row, vec);
     }
     for (int64_t index = 0; index < groups; ++index) {
         const auto group = b.group(index);
@@ -120,34 +163,31 @@ inline void dot_tile_steps(const RoundedGroup* x, int64_t x_stride, const Groups
         (add_quad(std::integral_constant<int, quad>{}), ...);
         OCTAVO_UNROLL
         for (int vec = 0; vec < kPanelVecs; ++vec) {
-            const Vec scale = group.scale(vec), offset = group.offset(vec);
             OCTAVO_UNROLL
             for (int row = 0; row < rows; ++row) {
                 const RoundedGroup& own = x[row * x_stride + index];
-                Vec& sum = acc[row][vec];
-                sum = fma(to_floats(sums[row][vec].total()), mul(scale, all(own.scale)), sum);
-                if (Groups::kHasOffsets) sum = fma(all(own.sum), offset, sum);
+                Vec scale = all(own.scale), &sum = acc[row][vec];
+                if constexpr (Groups::kHasScales) scale = mul(group.scale(vec), scale);
+                sum = fma(to_floats(sums[row][vec].total()), scale, sum);
+                if constexpr (Groups::kHasOffsets) sum = fma(all(own.sum), group.offset(vec), sum);
             }
         }
     }
     OCTAVO_UNROLL
     for (int row = 0; row < rows; ++row) {
         OCTAVO_UNROLL
-        for (int vec = 0; vec < kPanelVecs; ++vec) store(y + row * y_stride + vec * kLanes, acc[row][vec]);
+        for (int vec = 0; vec < kPanelVecs; ++vec) target.end(row, vec, acc[row][vec]);
     }
 }
 
 // As above, for a number of rows known only at run time, 1 up to max_rows.
-template <class Groups, int max_rows = kDotRows>
-inline void dot_tile(int64_t rows, const RoundedGroup* x, int64_t x_stride, const Groups& b, int64_t groups, float* y,
-                     int64_t y_stride, bool continues) {
+template <int max_rows = kDotRows, class Groups, class Target>
+inline void dot_tile(int64_t rows, const RoundedGroup* x, int64_t x_stride, const Groups& b, int64_t groups,
+                     const Target& target) {
     if constexpr (max_rows > 1) {
-        if (rows < max_rows) {
-            return dot_tile<Groups, max_rows - 1>(rows, x, x_stride, b, groups, y, y_stride, continues);
-        }
+        if (rows < max_rows) return dot_tile<max_rows - 1>(rows, x, x_stride, b, groups, target);
     }
-    dot_tile_steps<Groups, max_rows>(x, x_stride, b, groups, y, y_stride, continues,
-                                     std::make_integer_sequence<int, kQuads>{});
+    dot_tile_steps<Groups, max_rows>(x, x_stride, b, groups, target, std::make_integer_sequence<int, kQuads>{});
 }
 
 struct IntegerProduct {
@@ -162,22 +202,24 @@ struct IntegerProduct {
 constexpr int64_t kDecodedGroups = kDecodedInputs / kGroup;
 constexpr int64_t kDotScratch = sizeof(DecodedGroup) / sizeof(float) * kDecodedGroups + kGemmRows * kPanel;
 
-// One panel for a few rows: numbers are unpacked as they are used.
-template <template <int64_t> class Group>
+// One panel for a few rows: numbers are unpacked as they are used. They come from memory in their order, and the hardware
+// fetches them sooner than it does when it is told to.
+template <class Group>
 inline void multiply_few(const uint8_t* panel, int64_t groups, const IntegerProduct& p, int64_t column,
                          int64_t columns) {
-    const PackedGroups<Group<kAhead>> packed{panel};
-    if (columns == kPanel) return dot_tile(p.rows, p.x, p.x_stride, packed, groups, p.y + column, p.y_stride, false);
+    const PackedGroups<Group> packed{panel};
+    if (columns == kPanel) {
+        return dot_tile(p.rows, p.x, p.x_stride, packed, groups, Continued{p.y + column, p.y_stride, false});
+    }
     float edge[kDotRows * kPanel];
-    dot_tile(p.rows, p.x, p.x_stride, packed, groups, edge, kPanel, false);
+    dot_tile(p.rows, p.x, p.x_stride, packed, groups, Continued{edge, kPanel, false});
     copy_outputs(p.rows, columns, edge, kPanel, p.y + column, p.y_stride);
 }
 
 // One panel for many rows: numbers are unpacked once.
-template <template <int64_t> class Group>
+template <class Group>
 inline void multiply_many(const uint8_t* panel, int64_t groups, const IntegerProduct& p, int64_t column,
                           int64_t columns, float* scratch) {
-    using Kept = Group<0>;
     auto* decoded = reinterpret_cast<DecodedGroup*>(scratch);
     float* edge = reinterpret_cast<float*>(decoded + kDecodedGroups);
     const bool fits = columns == kPanel;
@@ -186,32 +228,61 @@ inline void multiply_many(const uint8_t* panel, int64_t groups, const IntegerPro
     for (int64_t first = 0; first < groups; first += kDecodedGroups) {
         const int64_t count = groups - first < kDecodedGroups ? groups - first : kDecodedGroups;
         for (int64_t index = 0; index < count; ++index) {
-            const Kept packed{panel + (first + index) * Kept::kBytes};
+            const Group packed{panel + (first + index) * Group::kBytes};
             decode_group(packed, decoded[index], std::make_integer_sequence<int, kQuads>{});
         }
-        // The next groups, or the next panel's, come meanwhile: each block of rows fetches its share.
-        const uint8_t* next = panel + (first + count) * Kept::kBytes;
-        const int64_t bytes = count * Kept::kBytes;
+        // The next groups, or the next panel's, come meanwhile.
+        const uint8_t* next = panel + (first + count) * Group::kBytes;
         for_row_blocks(p.rows, kDotRows, [&](int64_t row, int64_t rows) {
-            const DecodedGroups<Kept::kHasOffsets> weights{decoded, next + bytes * row / p.rows,
-                                                            bytes * rows / (p.rows * count * kQuads)};
-            dot_tile(rows, p.x + row * p.x_stride + first, p.x_stride, weights, count, y + row * y_stride, y_stride,
-                     first > 0);
+            const auto kept = fetching<KeptGroup<Group::kHasOffsets>>(decoded, count, next, count * Group::kBytes, row,
+                                                                       rows, p.rows);
+            dot_tile(rows, p.x + row * p.x_stride + first, p.x_stride, kept, count,
+                     Continued{y + row * y_stride, y_stride, first > 0});
         });
     }
     if (!fits) copy_outputs(p.rows, columns, edge, kPanel, p.y + column, p.y_stride);
 }
 
-template <template <int64_t> class Group>
-inline void multiply_groups(const Packed& w, const IntegerProduct& p, int64_t first, int64_t last, float* scratch) {
+// One panel whose outputs have one scale each. There is nothing to unpack, so that a tile takes all inputs: numbers that
+// the first cache has no room for come from the second one no slower than they are used.
+inline void multiply_channels(const uint8_t* panel, int64_t panel_bytes, const IntegerProduct& p, int64_t groups,
+                              int64_t column, int64_t columns, float* scratch) {
+    const float* scales = reinterpret_cast<const float*>(panel);
+    const uint8_t* data = panel + kPanel * sizeof(float);
+    const bool fits = columns == kPanel;
+    float* y = fits ? p.y + column : scratch;
+    const int64_t y_stride = fits ? p.y_stride : kPanel;
+    if (p.rows <= kDotRows) {
+        const PackedGroups<ChannelGroup> packed{data};
+        dot_tile(p.rows, p.x, p.x_stride, packed, groups, Scaled{y, y_stride, scales});
+    } else {
+        const uint8_t* next = panel + panel_bytes;
+        for_row_blocks(p.rows, kDotRows, [&](int64_t row, int64_t rows) {
+            const auto packed = fetching<ChannelGroup>(data, groups, next, panel_bytes, row, rows, p.rows);
+            dot_tile(rows, p.x + row * p.x_stride, p.x_stride, packed, groups,
+                     Scaled{y + row * y_stride, y_stride, scales});
+        });
+    }
+    if (!fits) copy_outputs(p.rows, columns, scratch, kPanel, p.y + column, p.y_stride);
+}
+
+// The panels first..last - 1, for kGemmRows rows at most.
+void multiply_panels(const Packed& w, const IntegerProduct& p, int64_t first, int64_t last, float* scratch) {
     const int64_t groups = w.inputs / kGroup;
+    const bool is_few = p.rows <= kDotRows, is_int4 = w.form == Form::int4;
     for (int64_t panel = first; panel < last; ++panel) {
         const uint8_t* data = w.data + panel * w.panel_bytes;
         const int64_t column = panel * kPanel, left = w.outputs - column, columns = left < kPanel ? left : kPanel;
-        if (p.rows <= kDotRows) {
-            multiply_few<Group>(data, groups, p, column, columns);
+        if (w.form == Form::int8_channel) {
+            multiply_channels(data, w.panel_bytes, p, groups, column, columns, scratch);
+        } else if (is_few && is_int4) {
+            multiply_few<NibbleGroup>(data, groups, p, column, columns);
+        } else if (is_few) {
+            multiply_few<ByteGroup>(data, groups, p, column, columns);
+        } else if (is_int4) {
+            multiply_many<NibbleGroup>(data, groups, p, column, columns, scratch);
         } else {
-            multiply_many<Group>(data, groups, p, column, columns, scratch);
+            multiply_many<ByteGroup>(data, groups, p, column, columns, scratch);
         }
     }
 }
@@ -220,12 +291,7 @@ void multiply_integers(const Packed& w, const RoundedGroup* x, int64_t x_stride,
                        int64_t y_stride, int64_t first, int64_t last, float* scratch) {
     for (int64_t row = 0; row < rows; row += kGemmRows) {
         const int64_t count = rows - row < kGemmRows ? rows - row : kGemmRows;
-        const IntegerProduct p{x + row * x_stride, x_stride, count, y + row * y_stride, y_stride};
-        if (w.form == Form::int4) {
-            multiply_groups<NibbleGroup>(w, p, first, last, scratch);
-        } else {
-            multiply_groups<ByteGroup>(w, p, first, last, scratch);
-        }
+        multiply_panels(w, {x + row * x_stride, x_stride, count, y + row * y_stride, y_stride}, first, last, scratch);
     }
 }
 

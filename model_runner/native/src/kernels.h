@@ -6,14 +6,19 @@
 namespace octavo {
 
 // How a matrix is held.
-enum class Form : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, int4 = 3 };
+enum class Form : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, int4 = 3, int8_channel = 4 };
 
-// What the rows are that int8 and int4 matrices are multiplied with: float32 as they come, with products in float32, or
-// rounded to 8 bits in groups of kGroup inputs, with products of whole numbers. Other matrices always take float32.
+// What the rows are that matrices of whole numbers are multiplied with: float32 as they come, with products in float32,
+// or rounded to 8 bits in groups of kGroup inputs, with products of whole numbers. Others always take float32.
 enum class Activations : int32_t { float32 = 0, int8 = 1 };
 
-// Along the inputs, this many weights of an int8 or int4 matrix share a scale (and an offset).
+// Along the inputs, this many weights of an int8 or int4 matrix share a scale (and an offset); of an int8_channel matrix
+// all weights of an output do.
 constexpr int64_t kGroup = 32;
+
+// A model's gates and ups lie by turns in one matrix, so many of each: twice that is a whole number of panels, and of
+// groups.
+constexpr int64_t kGatedBlock = 96;
 
 // Weights [outputs, inputs] as panels of Kernels::panel outputs, which are read from front to back. In a panel, for
 // each input (of f32), pair (bf16) or group (int8, int4) the weights of all outputs lie together:
@@ -23,6 +28,7 @@ constexpr int64_t kGroup = 32;
 //             each 4 inputs, to which IntegerKernels::bias is added
 //   int4      half scale[panel], half offset[panel], then uint32[panel] for each 8 of 32 inputs: the first four in the
 //             low halves of its bytes, the others in the high ones
+//   int8_channel  float scale[panel], then the numbers of all inputs as in int8
 // Outputs beyond the last are 0.
 struct Packed {
     Form form;
@@ -95,7 +101,7 @@ struct RoundedGroup {
     int8_t numbers[kGroup];
     float scale;
     float sum;      // scale * the sum of numbers
-    int32_t start;  // what a sum of products with int8 weights begins with: -bias * the sum of numbers
+    int32_t start;  // what a sum of products with weights in 8 bits begins with: -bias * the sum of numbers
 };
 
 // Products with rows rounded to 8 bits. These are exact for each group of inputs; groups are added up in their order in

@@ -23,6 +23,7 @@ int64_t bytes_per_panel(Form form, int64_t panel, int64_t inputs) {
         case Form::bfloat16: return panel * inputs * 2;
         case Form::int8: return inputs / kGroup * (panel * 2 + panel * kGroup);
         case Form::int4: return inputs / kGroup * (panel * 4 + panel * kGroup / 2);
+        case Form::int8_channel: return panel * 4 + panel * inputs;
     }
     return 0;
 }
@@ -72,13 +73,15 @@ Group quantize(const float* weights, Form form) {
 
 bool is_grouped(Form form) { return form == Form::int8 || form == Form::int4; }
 
+bool is_whole(Form form) { return is_grouped(form) || form == Form::int8_channel; }
+
 bool form_fits(Form form, int64_t inputs) {
     return form == Form::float32 || inputs % (form == Form::bfloat16 ? 2 : kGroup) == 0;
 }
 
 Matrix::Matrix(const Kernels& kernels, Form form, Activations activations, int64_t outputs, int64_t inputs)
     : kernels_(kernels),
-      packed_{form,   is_grouped(form) ? activations : Activations::float32,      outputs,
+      packed_{form,   is_whole(form) ? activations : Activations::float32,  outputs,
               inputs, bytes_per_panel(form, kernels.panel, inputs), nullptr},
       memory_(weight_memory(static_cast<size_t>(packed_.panel_bytes * panels()))) {
     packed_.data = memory_.data;
@@ -116,6 +119,20 @@ void Matrix::fill_row(int64_t output, const float* weights) {
                 put_group(output, group, rounded_group.numbers, rounded_group.scale, rounded_group.offset);
             }
             break;
+        case Form::int8_channel: fill_channel(output, weights); break;
+    }
+}
+
+void Matrix::fill_channel(int64_t output, const float* weights) {
+    const int64_t width = kernels_.panel, lane = output % width;
+    uint8_t* panel = panel_of(output);
+    const auto [least, greatest] = std::minmax_element(weights, weights + packed_.inputs);
+    const float scale = std::max(-*least, *greatest) / 127;
+    reinterpret_cast<float*>(panel)[lane] = scale;
+    uint8_t* numbers = panel + width * sizeof(float);
+    for (int64_t k = 0; k < packed_.inputs; ++k) {
+        const int32_t number = nearest(scale == 0 ? 0 : weights[k] / scale, -127, 127);
+        numbers[byte_of(k, lane)] = static_cast<uint8_t>(number + bias());
     }
 }
 
@@ -137,8 +154,8 @@ void Matrix::put_group(int64_t output, int64_t group, const int8_t* numbers, uin
     uint8_t* at = panel_of(output) + packed_.panel_bytes / (packed_.inputs / kGroup) * group;
     reinterpret_cast<uint16_t*>(at)[lane] = scale;
     if (packed_.form == Form::int8) {
-        const int32_t bias = packed_.activations == Activations::int8 ? kernels_.integers.bias : 0;
-        for (int64_t k = 0; k < kGroup; ++k) at[byte_of(k, lane)] = static_cast<uint8_t>(numbers[k] + bias);
+        uint8_t* to = at + width * sizeof(uint16_t);
+        for (int64_t k = 0; k < kGroup; ++k) to[byte_of(k, lane)] = static_cast<uint8_t>(numbers[k] + bias());
         return;
     }
     reinterpret_cast<uint16_t*>(at)[width + lane] = offset;
@@ -151,40 +168,65 @@ void Matrix::put_group(int64_t output, int64_t group, const int8_t* numbers, uin
     }
 }
 
+int32_t Matrix::bias() const { return packed_.activations == Activations::int8 ? kernels_.integers.bias : 0; }
+
 int64_t Matrix::byte_of(int64_t k, int64_t lane) const {
-    const int64_t width = kernels_.panel, numbers = width * 2;
-    if (packed_.activations == Activations::int8) return numbers + (k / 4 * width + lane) * 4 + k % 4;
-    return numbers + k * width + lane;
+    const int64_t width = kernels_.panel;
+    if (packed_.activations == Activations::int8) return (k / 4 * width + lane) * 4 + k % 4;
+    return k * width + lane;
 }
 
 void Matrix::row(int64_t output, float* to) const {
     const int64_t width = kernels_.panel, lane = output % width;
     const uint8_t* panel = panel_of(output);
-    for (int64_t k = 0; k < packed_.inputs; ++k) {
-        if (packed_.form == Form::float32) {
-            to[k] = reinterpret_cast<const float*>(panel)[k * width + lane];
-        } else if (packed_.form == Form::bfloat16) {
-            const uint32_t pair = reinterpret_cast<const uint32_t*>(panel)[k / 2 * width + lane];
-            to[k] = from_bf16(static_cast<uint16_t>(k % 2 ? pair >> 16 : pair));
-        } else {
-            const uint8_t* at = panel + packed_.panel_bytes / (packed_.inputs / kGroup) * (k / kGroup);
-            const float scale = from_half(reinterpret_cast<const uint16_t*>(at)[lane]);
-            if (packed_.form == Form::int8) {
-                const int32_t bias = packed_.activations == Activations::int8 ? kernels_.integers.bias : 0;
-                to[k] = scale * static_cast<float>(static_cast<int8_t>(at[byte_of(k % kGroup, lane)] - bias));
-            } else {
-                const uint32_t word = reinterpret_cast<const uint32_t*>(at + width * 4)[k % kGroup / 8 * width + lane];
-                const float offset = from_half(reinterpret_cast<const uint16_t*>(at)[width + lane]);
-                to[k] = std::fma(scale, static_cast<float>(word >> nibble_shift(k % 8) & 15), offset);
+    switch (packed_.form) {
+        case Form::float32:
+            for (int64_t k = 0; k < packed_.inputs; ++k) to[k] = reinterpret_cast<const float*>(panel)[k * width + lane];
+            break;
+        case Form::bfloat16:
+            for (int64_t k = 0; k < packed_.inputs; ++k) {
+                const uint32_t pair = reinterpret_cast<const uint32_t*>(panel)[k / 2 * width + lane];
+                to[k] = from_bf16(static_cast<uint16_t>(k % 2 ? pair >> 16 : pair));
             }
+            break;
+        case Form::int8:
+        case Form::int4:
+            for (int64_t k = 0; k < packed_.inputs; k += kGroup) get_group(output, k / kGroup, to + k);
+            break;
+        case Form::int8_channel: {
+            const float scale = reinterpret_cast<const float*>(panel)[lane];
+            get_numbers(panel + width * sizeof(float), lane, packed_.inputs, scale, to);
+            break;
         }
     }
 }
 
-template <class Work>
-void Matrix::for_units(Pool& pool, int64_t rows, const Work& work) const {
+void Matrix::get_numbers(const uint8_t* from, int64_t lane, int64_t count, float scale, float* to) const {
+    for (int64_t k = 0; k < count; ++k) {
+        to[k] = scale * static_cast<float>(static_cast<int8_t>(from[byte_of(k, lane)] - bias()));
+    }
+}
+
+void Matrix::get_group(int64_t output, int64_t group, float* to) const {
+    const int64_t width = kernels_.panel, lane = output % width;
+    const uint8_t* at = panel_of(output) + packed_.panel_bytes / (packed_.inputs / kGroup) * group;
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(at);
+    const float scale = from_half(halves[lane]);
+    if (packed_.form == Form::int8) return get_numbers(at + width * sizeof(uint16_t), lane, kGroup, scale, to);
+    const float offset = from_half(halves[width + lane]);
+    for (int64_t k = 0; k < kGroup; ++k) {
+        const uint32_t word = reinterpret_cast<const uint32_t*>(at + width * 4)[k / 8 * width + lane];
+        to[k] = std::fma(scale, static_cast<float>(word >> nibble_shift(k % 8) & 15), offset);
+    }
+}
+
+int64_t Matrix::unit_panels(const Pool& pool) const {
     // An even number, since two panels go together when there are few rows.
-    const int64_t step = std::max<int64_t>(2, panels() / (pool.threads() * kUnitsPerThread) / 2 * 2);
+    return std::max<int64_t>(2, panels() / (pool.threads() * kUnitsPerThread) / 2 * 2);
+}
+
+template <class Work>
+void Matrix::for_units(Pool& pool, int64_t rows, int64_t step, const Work& work) const {
     const int64_t across = (panels() + step - 1) / step, down = (rows + kUnitRows - 1) / kUnitRows;
     pool.run(across * down, [&](int64_t unit) {
         const int64_t first = unit % across * step, row = unit / across * kUnitRows;
@@ -193,21 +235,41 @@ void Matrix::for_units(Pool& pool, int64_t rows, const Work& work) const {
 }
 
 void Matrix::multiply(Pool& pool, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride) const {
-    if (packed_.activations == Activations::float32) {
-        for_units(pool, rows, [&](int64_t row, int64_t count, int64_t first, int64_t last) {
-            kernels_.gemm(packed_, x + row * x_stride, x_stride, count, y + row * y_stride, y_stride, first, last,
-                          thread_scratch(kernels_.gemm_scratch));
-        });
-        return;
+    if (packed_.activations == Activations::int8) {
+        return multiply_rounded(pool, rounded(pool, x, x_stride, rows), rows, y, y_stride);
     }
-    multiply_rounded(pool, rounded(pool, x, x_stride, rows), rows, y, y_stride);
+    for_units(pool, rows, unit_panels(pool), [&](int64_t row, int64_t count, int64_t first, int64_t last) {
+        kernels_.gemm(packed_, x + row * x_stride, x_stride, count, y + row * y_stride, y_stride, first, last,
+                      thread_scratch(kernels_.gemm_scratch));
+    });
 }
 
 void Matrix::multiply_rounded(Pool& pool, const RoundedGroup* x, int64_t rows, float* y, int64_t y_stride) const {
     const int64_t stride = groups();
-    for_units(pool, rows, [&](int64_t row, int64_t count, int64_t first, int64_t last) {
+    for_units(pool, rows, unit_panels(pool), [&](int64_t row, int64_t count, int64_t first, int64_t last) {
         kernels_.integers.multiply(packed_, x + row * stride, stride, count, y + row * y_stride, y_stride, first,
                                    last, thread_scratch(kernels_.integers.scratch));
+    });
+}
+
+void Matrix::multiply_blocks(Pool& pool, const float* x, const RoundedGroup* rounded, int64_t rows, int64_t width,
+                             const std::function<void(const Block&)>& use) const {
+    const int64_t inputs = packed_.inputs;
+    for_units(pool, rows, width / kernels_.panel, [&](int64_t row, int64_t count, int64_t first, int64_t last) {
+        thread_local Scratch scratch;
+        auto* y = static_cast<float*>(scratch.room(static_cast<size_t>(kUnitRows * width) * sizeof(float)));
+        // The unit's panels as a matrix of their own.
+        Packed part = packed_;
+        part.data += first * packed_.panel_bytes;
+        part.outputs = std::min(width, packed_.outputs - first * kernels_.panel);
+        if (groups() > 0) {
+            kernels_.integers.multiply(part, rounded + row * groups(), groups(), count, y, width, 0, last - first,
+                                       thread_scratch(kernels_.integers.scratch));
+        } else {
+            kernels_.gemm(part, x + row * inputs, inputs, count, y, width, 0, last - first,
+                          thread_scratch(kernels_.gemm_scratch));
+        }
+        use({row, count, first * kernels_.panel, part.outputs, y, width});
     });
 }
 

@@ -95,7 +95,7 @@ void Model::begin(Pool& pool, const octavo_batch& batch) {
     float* rows = room(hidden_, tokens, hidden);
     float* normed = room(normed_, tokens, hidden);
     const Matrix& qkv = matrix_of(layer(0).qkv);
-    RoundedGroup* rounded = rounded_room(qkv, tokens);
+    RoundedGroup* rounded = room_for(rounded_normed_, qkv, tokens);
     for_tokens(pool, tokens, 8 * hidden, [&](int64_t token) {
         embedding.row(batch.token_ids[token], rows + token * hidden);
         float* to = normed + token * hidden;
@@ -104,21 +104,22 @@ void Model::begin(Pool& pool, const octavo_batch& batch) {
     });
 }
 
-RoundedGroup* Model::rounded_room(const Matrix& matrix, int64_t rows) {
+RoundedGroup* Model::room_for(Rounded& rounded, const Matrix& matrix, int64_t rows) {
     if (matrix.groups() == 0) return nullptr;
-    rounded_.resize(std::max(rounded_.size(), static_cast<size_t>(rows * matrix.groups())));
-    return rounded_.data();
+    rounded.resize(std::max(rounded.size(), static_cast<size_t>(rows * matrix.groups())));
+    return rounded.data();
 }
 
-void Model::multiply(Pool& pool, const Matrix& matrix, const float* x, int64_t rows, float* y) const {
-    if (matrix.groups() > 0) return matrix.multiply_rounded(pool, rounded_.data(), rows, y, matrix.outputs());
+void Model::multiply(Pool& pool, const Matrix& matrix, const float* x, const Rounded& rounded, int64_t rows,
+                     float* y) {
+    if (matrix.groups() > 0) return matrix.multiply_rounded(pool, rounded.data(), rows, y, matrix.outputs());
     matrix.multiply(pool, x, matrix.inputs(), rows, y, matrix.outputs());
 }
 
 void Model::before_attention(Pool& pool, const octavo_batch& batch, int64_t index, const AttentionArgs* cache) {
     const int64_t tokens = sequences_of(batch).tokens(), kv_width = facts_.kv_heads * facts_.head_dim;
     float* qkv = room(qkv_, tokens, qkv_width());
-    multiply(pool, matrix_of(layer(index).qkv), normed_.data(), tokens, qkv);
+    multiply(pool, matrix_of(layer(index).qkv), normed_.data(), rounded_normed_, tokens, qkv);
     for_tokens(pool, tokens, 3 * qkv_width(), [&](int64_t token) {
         rotate_token(batch, layer(index), token);
         if (cache == nullptr) return;
@@ -142,28 +143,40 @@ void Model::rotate_token(const octavo_batch& batch, const octavo_layer& layer, i
 void Model::after_attention(Pool& pool, const octavo_batch& batch, int64_t index, const float* attended) {
     const bool is_last = index + 1 == facts_.layers;
     const int64_t tokens = is_last ? batch.num_logits_rows : sequences_of(batch).tokens();
-    const int64_t hidden = facts_.hidden_size, inner = facts_.intermediate_size;
-    const int64_t all_heads = facts_.heads * facts_.head_dim;
+    const int64_t hidden = facts_.hidden_size, all_heads = facts_.heads * facts_.head_dim;
     if (is_last) attended = keep_wanted(batch, attended);
     float* added = room(added_, tokens, hidden);
     matrix_of(layer(index).output).multiply(pool, attended, all_heads, tokens, added, hidden);
     add_and_norm(pool, tokens, layer(index).mlp_norm, matrix_of(layer(index).gate_up));
-    float* gate_up = room(gate_up_, tokens, 2 * inner);
-    multiply(pool, matrix_of(layer(index).gate_up), normed_.data(), tokens, gate_up);
-    float* activated = room(activated_, tokens, inner);
     const Matrix& down = matrix_of(layer(index).down);
-    RoundedGroup* rounded = rounded_room(down, tokens);
-    for_tokens(pool, tokens, 4 * inner, [&](int64_t token) {
-        const float* gate = gate_up + token * 2 * inner;
-        kernels_.silu_multiply(gate, gate + inner, inner, activated + token * inner);
-        if (rounded != nullptr) down.round(activated + token * inner, rounded + token * down.groups());
-    });
-    multiply(pool, down, activated, tokens, added);
+    multiply_gated(pool, matrix_of(layer(index).gate_up), tokens, down);
+    multiply(pool, down, activated_.data(), rounded_activated_, tokens, added);
     if (is_last) {
         add_and_norm(pool, tokens, facts_.final_norm, matrix_of(facts_.head));
     } else {
         add_and_norm(pool, tokens, layer(index + 1).input_norm, matrix_of(layer(index + 1).qkv));
     }
+}
+
+void Model::multiply_gated(Pool& pool, const Matrix& gate_up, int64_t tokens, const Matrix& next) {
+    const int64_t inner = facts_.intermediate_size;
+    RoundedGroup* rounded = room_for(rounded_activated_, next, tokens);
+    float* activated = rounded == nullptr ? room(activated_, tokens, inner) : nullptr;
+    const auto activate = [&](const Matrix::Block& block) {
+        const int64_t first = block.output / 2, count = block.outputs / 2;
+        for (int64_t row = 0; row < block.rows; ++row) {
+            const float* gate = block.y + row * block.stride;
+            const int64_t token = block.row + row;
+            if (rounded == nullptr) {
+                kernels_.silu_multiply(gate, gate + count, count, activated + token * inner + first);
+                continue;
+            }
+            float part[kGatedBlock];
+            kernels_.silu_multiply(gate, gate + count, count, part);
+            next.round(part, count, rounded + token * next.groups() + first / kGroup);
+        }
+    };
+    gate_up.multiply_blocks(pool, normed_.data(), rounded_normed_.data(), tokens, 2 * kGatedBlock, activate);
 }
 
 const float* Model::keep_wanted(const octavo_batch& batch, const float* attended) {
@@ -182,7 +195,7 @@ const float* Model::keep_wanted(const octavo_batch& batch, const float* attended
 
 void Model::add_and_norm(Pool& pool, int64_t tokens, const float* norm, const Matrix& next) {
     const int64_t hidden = facts_.hidden_size;
-    RoundedGroup* rounded = rounded_room(next, tokens);
+    RoundedGroup* rounded = room_for(rounded_normed_, next, tokens);
     for_tokens(pool, tokens, 2 * hidden, [&](int64_t token) {
         float *row = hidden_.data() + token * hidden, *normed = normed_.data() + token * hidden;
         kernels_.add(row, added_.data() + token * hidden, hidden);
@@ -192,7 +205,7 @@ void Model::add_and_norm(Pool& pool, int64_t tokens, const float* norm, const Ma
 }
 
 void Model::end(Pool& pool, const octavo_batch& batch, float* logits) {
-    multiply(pool, matrix_of(facts_.head), normed_.data(), batch.num_logits_rows, logits);
+    multiply(pool, matrix_of(facts_.head), normed_.data(), rounded_normed_, batch.num_logits_rows, logits);
 }
 
 }  // namespace octavo

@@ -36,19 +36,23 @@ private:
     const float* keep_wanted(const octavo_batch& batch, const float* attended);
     // hidden += added, then normed = the norm of hidden, rounded if `next` takes it so.
     void add_and_norm(Pool& pool, int64_t tokens, const float* norm, const Matrix& next);
-    // Room for a product's inputs, rounded by what makes them, while they are in the first cache: [rows, groups()], or
-    // null where the matrix takes floats.
-    RoundedGroup* rounded_room(const Matrix& matrix, int64_t rows);
-    // y = x * the matrix, whose inputs are contiguous; from that room where it is used.
-    void multiply(Pool& pool, const Matrix& matrix, const float* x, int64_t rows, float* y) const;
+    // silu(gate) * up of the normed hidden states, in activated_, or only rounded if `next` takes it so.
+    void multiply_gated(Pool& pool, const Matrix& gate_up, int64_t tokens, const Matrix& next);
+    // A product's inputs, rounded by what makes them, while they are in the first cache: [rows, groups()]. Room for
+    // them, or null where the matrix takes floats.
+    using Rounded = std::vector<RoundedGroup>;
+    static RoundedGroup* room_for(Rounded& rounded, const Matrix& matrix, int64_t rows);
+    // y = x * the matrix, whose inputs are contiguous; from the rounded ones if it takes them so.
+    static void multiply(Pool& pool, const Matrix& matrix, const float* x, const Rounded& rounded, int64_t rows,
+                         float* y);
 
     const Kernels& kernels_;
     octavo_model facts_;
     std::vector<octavo_layer> layers_;
     AttentionPlan plan_;
     // Grown to the largest step so far, one row for each token.
-    std::vector<float> hidden_, wanted_, normed_, qkv_, attended_, added_, gate_up_, activated_;
-    std::vector<RoundedGroup> rounded_;
+    std::vector<float> hidden_, wanted_, normed_, qkv_, attended_, added_, activated_;
+    Rounded rounded_normed_, rounded_activated_;
 };
 
 Sequences sequences_of(const octavo_batch& batch);

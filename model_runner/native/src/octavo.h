@@ -78,7 +78,8 @@ OCTAVO_API int octavo_attend(const octavo_batch* batch, const octavo_cache* cach
                              float scale, const float* queries, const float* keys, const float* values, float* output,
                              int32_t activations);
 
-// One layer: matrices by their handles, norms and biases as floats. qkv stacks q, k and v; gate_up gate and up.
+// One layer: matrices by their handles, norms and biases as floats. qkv stacks q, k and v; gate_up has 96 outputs of gate,
+// the same ones of up, the next 96 of gate and so on, fewer at the end.
 struct octavo_layer {
     const float* input_norm;
     const void* qkv;

@@ -87,7 +87,7 @@ inline Bits four_bytes(const int8_t* from) {
 inline Bits low_nibbles(Bits bits) { return _mm256_and_si256(bits, _mm256_set1_epi8(15)); }
 inline Bits high_nibbles(Bits bits) { return low_nibbles(_mm256_srli_epi16(bits, 4)); }
 
-// Bytes of int8 weights are unsigned: this is added to them.
+// Bytes of weights in 8 bits are unsigned: this is added to them.
 constexpr int32_t kBias = 128;
 
 #if defined(__AVXVNNI__)

@@ -97,7 +97,7 @@ inline Bits four_bytes(const int8_t* from) {
 inline Bits low_nibbles(Bits bits) { return bits & 0x0F0F0F0Fu; }
 inline Bits high_nibbles(Bits bits) { return low_nibbles(bits >> 4); }
 
-// Bytes of int8 weights are signed: nothing is added to them.
+// Bytes of weights in 8 bits are signed: nothing is added to them.
 constexpr int32_t kBias = 0;
 
 // Sums of a group's products, four to a lane: w and x from -128 to 127.
