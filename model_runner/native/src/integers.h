@@ -252,9 +252,13 @@ inline void multiply_channels(const uint8_t* panel, int64_t panel_bytes, const I
     const bool fits = columns == kPanel;
     float* y = fits ? p.y + column : scratch;
     const int64_t y_stride = fits ? p.y_stride : kPanel;
-    if (p.rows <= kDotRows) {
+    if (p.rows <= 2 * kDotRows) {
+        // As in multiply_few(), the hardware fetches them sooner by itself.
         const PackedGroups<ChannelGroup> packed{data};
-        dot_tile(p.rows, p.x, p.x_stride, packed, groups, Scaled{y, y_stride, scales});
+        for_row_blocks(p.rows, kDotRows, [&](int64_t row, int64_t rows) {
+            dot_tile(rows, p.x + row * p.x_stride, p.x_stride, packed, groups,
+                     Scaled{y + row * y_stride, y_stride, scales});
+        });
     } else {
         const uint8_t* next = panel + panel_bytes;
         for_row_blocks(p.rows, kDotRows, [&](int64_t row, int64_t rows) {
