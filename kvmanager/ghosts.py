@@ -1,18 +1,20 @@
-"""What is remembered of blocks that were given up: five bytes each, in a table of fixed size."""
+"""What is remembered of runs of blocks that were given up: eight bytes each, in a table of fixed size."""
 
 from __future__ import annotations
 
 from array import array
 from typing import Final
 
-from kvmanager.return_model import AGES, OF_A_LEVEL, class_of_level
+from kvmanager.return_model import OF_A_LEVEL, class_of_level
 
-# A ghost: 7 bits of its tag << 25 | time << 13 | what is remembered; never zero, because what is remembered is not.
-_TIME: Final = 13
-_TAG: Final = 25
+# A ghost: 15 bits of its name << 46 | time << 26 | blocks << 13 | what is remembered, which is never zero.
+_BLOCKS: Final = 13
+_TIME: Final = 26
+_TAG: Final = 46
+_KEPT: Final = (1 << _BLOCKS) - 1
 TIMES: Final = 1 << _TAG - _TIME
-"""Times are kept modulo this."""
-_KEPT: Final = (1 << _TIME) - 1
+"""Times are kept modulo this: so many units, 65,536 turnovers of a pool, and few ghosts live a hundred."""
+MOST_BLOCKS: Final = (1 << _TIME - _BLOCKS) - 1
 
 MOST_USES: Final = 15
 MOST_TURNS: Final = 7
@@ -20,67 +22,61 @@ MOST_TURNS: Final = 7
 
 
 class Ghosts:
-    """Pairs of places: the older ghost of a pair makes way. Times are whole numbers that never go back.
+    """Pairs of places: the older ghost of a pair makes way. Times are whole numbers that never go back."""
 
-    They are kept modulo TIMES: a ghost that old looks new. Few live as long, where a turnover of the pool is 64.
-    """
-
-    __slots__ = ("_places", "_tags")
+    __slots__ = ("_places",)
 
     def __init__(self, number: int) -> None:
-        self._places = array("I", [0]) * (number + number % 2)
-        self._tags = bytearray(len(self._places))
-        """The other 8 bits of each ghost's tag."""
+        self._places = array("Q", [0]) * (number + number % 2)
 
-    def put(self, names: list[bytes], time: int, kept: int, now: int) -> list[int]:
-        """Remembers `kept`, 13 bits that are not all zero, and a time for each name. Returns ghosts that made way."""
-        places, tags, made_way = self._places, self._tags, list[int]()
-        number, remembered = len(places), time % TIMES << _TIME | kept
-        for name in names:
-            place, tag, low_tag = _read(name)
-            place %= number
-            ghost = places[place]
-            if ghost:
-                other = places[place ^ 1]
-                if not other or waited(other, now) > waited(ghost, now):
-                    place ^= 1
-                    ghost = other
-                if ghost:
-                    made_way.append(ghost)
-            places[place] = low_tag << _TAG | remembered
-            tags[place] = tag
-        return made_way
+    def put(self, name: bytes, time: int, blocks: int, kept: int, now: int) -> int:
+        """Remembers a number of blocks, MOST_BLOCKS at most, and `kept`, 13 bits that are not all zero, since `time`.
+
+        Returns the ghost that made way, or 0.
+        """
+        places = self._places
+        place, tag = _read(name)
+        place %= len(places)
+        ghost = places[place]
+        if ghost:
+            other = places[place ^ 1]
+            if not other or waited(other, now) > waited(ghost, now):
+                place ^= 1
+                ghost = other
+        places[place] = tag << _TAG | time % TIMES << _TIME | blocks << _BLOCKS | kept
+        return ghost
+
+    def found(self, names: list[bytes]) -> list[int]:
+        """The places in `names` of those that take() would find."""
+        places, number, found = self._places, len(self._places), list[int]()
+        for index, name in enumerate(names):
+            place = (name[3] | name[4] << 8 | name[5] << 16 | name[6] << 24) % number
+            one, other = places[place], places[place ^ 1]
+            if one or other:
+                tag = name[1] << 7 | name[2] & 127
+                if (one and one >> _TAG == tag) or (other and other >> _TAG == tag):
+                    found.append(index)
+        return found
 
     def take(self, name: bytes) -> int:
         """The ghost of `name`, which is one no more, or 0. One time in 16,384 it is another's."""
-        place, tag, low_tag = _read(name)
-        place %= len(self._places)
+        places = self._places
+        place, tag = _read(name)
+        place %= len(places)
         for _ in range(2):
-            if self._tags[place] == tag:
-                ghost = self._places[place]
-                if ghost and ghost >> _TAG == low_tag:
-                    self._places[place] = 0
-                    return ghost
+            ghost = places[place]
+            if ghost and ghost >> _TAG == tag:
+                places[place] = 0
+                return ghost
             place ^= 1
         return 0
 
-    def some(self, start: int, end: int) -> list[int]:
-        """The ghosts in these places."""
-        return [ghost for ghost in self._places[start:end].tolist() if ghost]
 
-    def count(self, start: int, end: int, now: int, age_buckets: bytes, counts: list[int]) -> None:
-        """Adds each of some() to the count of the model's cell that it is in. age_buckets: by the time waited."""
-        rows, wrap = _ROWS, TIMES - 1
-        for ghost in self._places[start:end].tolist():
-            if ghost:
-                counts[rows[ghost & _KEPT] + age_buckets[now - (ghost >> _TIME) & wrap]] += 1
-
-
-def _read(name: bytes) -> tuple[int, int, int]:
-    """The place of a name in a table without an end, and the 8 and 7 bits of its tag."""
+def _read(name: bytes) -> tuple[int, int]:
+    """The place of a name in a table without an end, and its tag."""
     # Byte by byte: compiled these are a few shifts, where int.from_bytes() is a slice, an attribute and a call.
-    place = name[3] >> 4 | name[4] << 4 | name[5] << 12 | name[6] << 20 | name[7] << 28 | name[8] << 36
-    return place, name[1], name[2] & 127
+    place = name[3] | name[4] << 8 | name[5] << 16 | name[6] << 24
+    return place, name[1] << 7 | name[2] & 127
 
 
 def waited(ghost: int, now: int) -> int:
@@ -88,12 +84,16 @@ def waited(ghost: int, now: int) -> int:
     return (now - (ghost >> _TIME)) % TIMES
 
 
+def blocks_kept(ghost: int) -> int:
+    return ghost >> _BLOCKS & MOST_BLOCKS
+
+
 def kept(ghost: int) -> int:
     return ghost & _KEPT
 
 
 def remembered(kind: int, uses: int, turn: int) -> int:
-    """What a ghost keeps of a block of class `kind`, which was used at least once and in a turn from 1 on."""
+    """What a ghost keeps of blocks of class `kind`, which were used at least once and in a turn from 1 on."""
     return (kind % OF_A_LEVEL * MOST_USES + uses - 1) * MOST_TURNS + turn
 
 
@@ -117,6 +117,3 @@ _CLASSES: Final[list[int]] = [0]
 for _kind in range(OF_A_LEVEL):
     for _uses in range(1, MOST_USES + 1):
         _CLASSES.extend(class_of_level(max(_uses, _turn)) + _kind for _turn in range(1, MOST_TURNS + 1))
-
-_ROWS: Final = [kind * AGES for kind in _CLASSES]
-"""The first cell of each class."""

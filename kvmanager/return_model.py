@@ -77,22 +77,18 @@ class ReturnModel:
 
     # fmt: off
     __slots__ = (
-        "_factors", "_hazards", "_odds", "_parts", "_prompt", "_squares", "_starts", "_uses", "counting", "gone",
-        "returned", "waiting", "worth",
+        "_factors", "_hazards", "_odds", "_parts", "_prompt", "_squares", "_starts", "_uses", "gone", "returned",
+        "worth",
     )
     # fmt: on
 
     def __init__(self, unit: int) -> None:
         cells = CLASSES * AGES
         self._starts = [unit * _bucket_start(bucket) for bucket in range(AGES + 1)]
-        self.returned = array("f", [0.0]) * cells
+        self.returned = array("d", [0.0]) * cells
         """Lives that ended in a use."""
-        self.gone = array("f", [0.0]) * cells
+        self.gone = array("d", [0.0]) * cells
         """Lives that were lost sight of."""
-        self.waiting = [0] * cells
-        """Lives that were still going on when they were last counted."""
-        self.counting = [0] * cells
-        """Those that were counted since."""
         self.worth = array("d", [0.0]) * cells
         """The most uses per block and time that keeping a block on can bring, over all times to keep it (Gittins)."""
         self._odds = ODDS
@@ -107,8 +103,7 @@ class ReturnModel:
 
     def count_returned(self, cell: int, count: int) -> None:
         self._prompt += count
-        for _ in range(count):
-            self.returned[cell] += 1.0
+        self.returned[cell] += count
 
     def settle(self) -> None:
         """A prompt is done."""
@@ -116,18 +111,15 @@ class ReturnModel:
         self._squares += self._prompt * self._prompt
         self._prompt = 0
 
-    def counted_waiting(self) -> None:
-        """All that are waiting have been counted."""
-        self.waiting, self.counting = self.counting, [0] * (CLASSES * AGES)
-
     def fade(self, kept: float) -> None:
         self._uses *= kept
         self._squares *= kept
-        self.returned = array("f", [count * kept for count in self.returned.tolist()])
-        self.gone = array("f", [count * kept for count in self.gone.tolist()])
+        self.returned = array("d", [count * kept for count in self.returned.tolist()])
+        self.gone = array("d", [count * kept for count in self.gone.tolist()])
 
-    def learn(self) -> None:
-        used, at_risk = self._lives()
+    def learn(self, waiting: dict[int, int]) -> None:
+        """waiting: lives that are still going on, by cell."""
+        used, at_risk = self._lives(waiting)
         for _ in range(_ROUNDS):
             curves = [_curve(hazards) for hazards in self._hazards]
             self._learn_odds(used, at_risk, curves)
@@ -141,18 +133,18 @@ class ReturnModel:
                 table[wait, step] = self._worth_of(2.0 ** (step / _STEPS_PER_OCTAVE), curves[wait])
             self.worth[number * AGES : number * AGES + AGES] = table[wait, step]
 
-    def _lives(self) -> tuple[dict[int, float], dict[int, list[float]]]:
+    def _lives(self, waiting: dict[int, int]) -> tuple[dict[int, float], dict[int, list[float]]]:
         """Uses, and lives that could have ended in one at each age, by class; those last seen at an age count half."""
         used: dict[int, float] = {}
         at_risk: dict[int, list[float]] = {}
-        all_returned, all_gone, all_waiting = self.returned.tolist(), self.gone.tolist(), self.waiting
+        all_returned, all_quiet = self.returned.tolist(), self.gone.tolist()
+        for cell, count in waiting.items():
+            all_quiet[cell] += count
         for number in range(CLASSES):
             row = number * AGES
-            returned, gone = all_returned[row : row + AGES], all_gone[row : row + AGES]
-            waiting = all_waiting[row : row + AGES]
-            if not (any(returned) or any(gone) or any(waiting)):
+            returned, quiet = all_returned[row : row + AGES], all_quiet[row : row + AGES]
+            if not (any(returned) or any(quiet)):
                 continue
-            quiet = [lost + left for lost, left in zip(gone, waiting, strict=True)]
             older = 0.0
             risk = [0.0] * AGES
             for age in range(AGES - 1, -1, -1):

@@ -12,13 +12,14 @@ class Run:
 
     uses, turn, wait and kind are what AdaptiveEviction learns from. stamp: when the blocks were released. born,
     idle_since: when they were computed, on average, and last let go, in seconds of the pool's clock. cached: nobody
-    holds them. group: the list of runs on offer that it is in, between `before` and `after`; NO_GROUP for none.
+    holds them. gone: how many blocks behind these were given up, which had the same past; gone_name: the last's name.
+    group: the list of runs on offer that it is in, between `before` and `after`; NO_GROUP for none.
     """
 
     # fmt: off
     __slots__ = (
-        "after", "before", "blocks", "born", "cached", "depth", "group", "idle_since", "kind", "stamp", "turn", "uses",
-        "wait",
+        "after", "before", "blocks", "born", "cached", "depth", "gone", "gone_name", "group", "idle_since", "kind",
+        "stamp", "turn", "uses", "wait",
     )
     # fmt: on
 
@@ -33,12 +34,14 @@ class Run:
         self.born = 0.0
         self.idle_since = 0.0
         self.cached = False
+        self.gone = 0
+        self.gone_name = b""
         self.group = NO_GROUP
         self.before: Run | None = None
         self.after: Run | None = None
 
     def beginning(self, count: int) -> Run:
-        """A run of the first `count` blocks that shares everything but the offer, which is of the last block."""
+        """A run of the first `count` blocks that shares all but the offer and what is gone: both are at its end."""
         run = Run(self.blocks[:count], self.depth)
         run.uses, run.turn, run.wait, run.kind = self.uses, self.turn, self.wait, self.kind
         run.stamp, run.cached = self.stamp, self.cached
@@ -60,11 +63,6 @@ class Runs:
     def of(self, block: int) -> Run:
         """The run of a block that has content."""
         return self._runs[block]
-
-    def some(self, start: int, end: int, chosen: bytearray) -> list[Run]:
-        """The run of each of the blocks start..end-1 that is chosen: a byte for each block, not zero."""
-        runs = self._runs
-        return [runs[block] for block, is_chosen in enumerate(bytes(chosen[start:end]), start) if is_chosen]
 
     def add(self, run: Run) -> None:
         """A run of blocks that are in no other one."""

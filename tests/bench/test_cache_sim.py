@@ -35,7 +35,7 @@ def test_default_on_the_conversation_trace(requests: list[list[int]], capacity: 
 
 @pytest.mark.parametrize("salt", [b"1", b"2", b"3"])
 def test_the_names_do_not_decide(requests: list[list[int]], salt: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Names say which blocks are watched; a guard that took blocks for evidence lost 2,500 hits under some of them.
+    # They only say which ghosts make way for others.
     def name_of(block_id: int) -> bytes:
         return blake2b(block_id.to_bytes(16, "little"), digest_size=32, salt=salt).digest()
 

@@ -5,7 +5,20 @@ from math import exp
 
 import pytest
 
-from kvmanager.ghosts import MOST_TURNS, MOST_USES, Ghosts, class_kept, kept, remembered, turn_kept, uses_kept, waited
+from kvmanager.ghosts import (
+    MOST_BLOCKS,
+    MOST_TURNS,
+    MOST_USES,
+    TIMES,
+    Ghosts,
+    blocks_kept,
+    class_kept,
+    kept,
+    remembered,
+    turn_kept,
+    uses_kept,
+    waited,
+)
 from kvmanager.return_model import class_of
 
 
@@ -18,7 +31,7 @@ def test_how_many_are_still_there(load: float) -> None:
     places = 20_000
     number = int(load * places)
     ghosts = Ghosts(places)
-    made_way = sum(len(ghosts.put([name(each)], each, 1 + each % 1_000, each)) for each in range(number))
+    made_way = sum(ghosts.put(name(each), each, 1, 1 + each % 1_000, each) > 0 for each in range(number))
     taken = [each for each in range(number) if ghosts.take(name(each))]
     assert len(taken) == number - made_way
     # A pair is named by Poisson(2 load) ghosts and keeps two of them at most.
@@ -31,10 +44,20 @@ def test_how_many_are_still_there(load: float) -> None:
 
 def test_a_ghost_keeps_what_it_was_given() -> None:
     ghosts = Ghosts(8)
-    assert ghosts.put([name(1)], 70, 0x1BCD, 100) == []
+    assert ghosts.put(name(1), 70, MOST_BLOCKS, 0x1BCD, 100) == 0
     ghost = ghosts.take(name(1))
-    assert (kept(ghost), waited(ghost, 100)) == (0x1BCD, 30)
+    assert (kept(ghost), waited(ghost, 100), blocks_kept(ghost)) == (0x1BCD, 30, MOST_BLOCKS)
     assert ghosts.take(name(1)) == 0
+
+
+def test_a_name_is_told_from_others_by_its_tag() -> None:
+    ghosts = Ghosts(2)
+    ghosts.put(name(0), 0, 1, 1, 0)
+    assert sum(ghosts.take(name(each)) > 0 for each in range(1, 3_000)) <= 1
+    # A number of 61 bits is a small one to the compiler.
+    ghosts = Ghosts(2)
+    ghosts.put(b"\xff" * 32, TIMES - 1, MOST_BLOCKS, 0x1FFF, 0)
+    assert 1 << 60 <= ghosts.take(b"\xff" * 32) < 1 << 61
 
 
 def test_what_is_remembered_comes_back() -> None:
@@ -53,5 +76,5 @@ def test_what_is_remembered_comes_back() -> None:
 
 def test_a_ghost_waits_up_to_the_end_of_its_clock() -> None:
     ghosts = Ghosts(8)
-    ghosts.put([name(1)], 10_000, 1, 10_000)
-    assert waited(ghosts.take(name(1)), 14_095) == 4_095
+    ghosts.put(name(1), TIMES + 10_000, 1, 1, TIMES + 10_000)
+    assert waited(ghosts.take(name(1)), 2 * TIMES + 9_999) == TIMES - 1

@@ -22,7 +22,7 @@ def learned(size: int, prompts: int = 400, seed: int = 1) -> ReturnModel:
             model.gone[cell] += size
         model.settle()
     for _ in range(5):
-        model.learn()
+        model.learn({})
     return model
 
 
@@ -64,8 +64,8 @@ def test_prompts_that_count_nothing_are_no_evidence() -> None:
     model, idle = learned(size=3), learned(size=3)
     for _ in range(1_000):
         idle.settle()
-    model.learn()
-    idle.learn()
+    model.learn({})
+    idle.learn({})
     assert model.worth == idle.worth
 
 

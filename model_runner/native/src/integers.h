@@ -7,8 +7,7 @@
 
 constexpr int64_t kQuads = kGroup / 4;  // four inputs at a time, which is what one lane takes
 
-// One group of one panel as it is packed (see Packed); what is read fetches what is `ahead` bytes away.
-template <int64_t ahead>
+// One group of one panel as it is packed (see Packed).
 struct NibbleGroup {
     static constexpr bool kHasScales = true, kHasOffsets = true;
     static constexpr int64_t kScaleBytes = kPanel * 4, kBytes = kScaleBytes + kGroup * kPanel / 2;
@@ -20,13 +19,10 @@ struct NibbleGroup {
     Bits numbers(int vec) const {
         const uint32_t* words = reinterpret_cast<const uint32_t*>(at + kScaleBytes);
         words += quad / 2 * kPanel + vec * kLanes;
-        if (quad % 2) return high_nibbles(load_bits(words));
-        fetch_ahead<ahead>(words);
-        return low_nibbles(load_bits(words));
+        return quad % 2 ? high_nibbles(load_bits(words)) : low_nibbles(load_bits(words));
     }
 };
 
-template <int64_t ahead>
 struct ByteGroup {
     static constexpr bool kHasScales = true, kHasOffsets = false;
     static constexpr int64_t kScaleBytes = kPanel * 2, kBytes = kScaleBytes + kGroup * kPanel;
@@ -36,7 +32,6 @@ struct ByteGroup {
     template <int quad>
     Bits numbers(int vec) const {
         const uint32_t* words = reinterpret_cast<const uint32_t*>(at + kScaleBytes) + quad * kPanel + vec * kLanes;
-        fetch_ahead<ahead>(words);
         return load_bits(words);
     }
 };
@@ -50,7 +45,6 @@ struct PackedGroups {
 };
 
 // The same where each output has one scale, which lies before the panel's groups.
-template <int64_t ahead>
 struct ChannelGroup {
     static constexpr bool kHasScales = false, kHasOffsets = false;
     static constexpr int64_t kBytes = kGroup * kPanel;
@@ -58,7 +52,6 @@ struct ChannelGroup {
     template <int quad>
     Bits numbers(int vec) const {
         const uint32_t* words = reinterpret_cast<const uint32_t*>(at) + quad * kPanel + vec * kLanes;
-        fetch_ahead<ahead>(words);
         return load_bits(words);
     }
 };
@@ -209,11 +202,12 @@ struct IntegerProduct {
 constexpr int64_t kDecodedGroups = kDecodedInputs / kGroup;
 constexpr int64_t kDotScratch = sizeof(DecodedGroup) / sizeof(float) * kDecodedGroups + kGemmRows * kPanel;
 
-// One panel for a few rows: numbers are unpacked as they are used.
-template <template <int64_t> class Group>
+// One panel for a few rows: numbers are unpacked as they are used. They come from memory in their order, and the hardware
+// fetches them sooner than it does when it is told to.
+template <class Group>
 inline void multiply_few(const uint8_t* panel, int64_t groups, const IntegerProduct& p, int64_t column,
                          int64_t columns) {
-    const PackedGroups<Group<kAhead>> packed{panel};
+    const PackedGroups<Group> packed{panel};
     if (columns == kPanel) {
         return dot_tile(p.rows, p.x, p.x_stride, packed, groups, Continued{p.y + column, p.y_stride, false});
     }
@@ -223,10 +217,9 @@ inline void multiply_few(const uint8_t* panel, int64_t groups, const IntegerProd
 }
 
 // One panel for many rows: numbers are unpacked once.
-template <template <int64_t> class Group>
+template <class Group>
 inline void multiply_many(const uint8_t* panel, int64_t groups, const IntegerProduct& p, int64_t column,
                           int64_t columns, float* scratch) {
-    using Packed = Group<0>;
     auto* decoded = reinterpret_cast<DecodedGroup*>(scratch);
     float* edge = reinterpret_cast<float*>(decoded + kDecodedGroups);
     const bool fits = columns == kPanel;
@@ -235,13 +228,13 @@ inline void multiply_many(const uint8_t* panel, int64_t groups, const IntegerPro
     for (int64_t first = 0; first < groups; first += kDecodedGroups) {
         const int64_t count = groups - first < kDecodedGroups ? groups - first : kDecodedGroups;
         for (int64_t index = 0; index < count; ++index) {
-            const Packed packed{panel + (first + index) * Packed::kBytes};
+            const Group packed{panel + (first + index) * Group::kBytes};
             decode_group(packed, decoded[index], std::make_integer_sequence<int, kQuads>{});
         }
         // The next groups, or the next panel's, come meanwhile.
-        const uint8_t* next = panel + (first + count) * Packed::kBytes;
+        const uint8_t* next = panel + (first + count) * Group::kBytes;
         for_row_blocks(p.rows, kDotRows, [&](int64_t row, int64_t rows) {
-            const auto kept = fetching<KeptGroup<Packed::kHasOffsets>>(decoded, count, next, count * Packed::kBytes, row,
+            const auto kept = fetching<KeptGroup<Group::kHasOffsets>>(decoded, count, next, count * Group::kBytes, row,
                                                                        rows, p.rows);
             dot_tile(rows, p.x + row * p.x_stride + first, p.x_stride, kept, count,
                      Continued{y + row * y_stride, y_stride, first > 0});
@@ -259,13 +252,17 @@ inline void multiply_channels(const uint8_t* panel, int64_t panel_bytes, const I
     const bool fits = columns == kPanel;
     float* y = fits ? p.y + column : scratch;
     const int64_t y_stride = fits ? p.y_stride : kPanel;
-    if (p.rows <= kDotRows) {
-        const PackedGroups<ChannelGroup<kAhead>> packed{data};
-        dot_tile(p.rows, p.x, p.x_stride, packed, groups, Scaled{y, y_stride, scales});
+    if (p.rows <= 2 * kDotRows) {
+        // As in multiply_few(), the hardware fetches them sooner by itself.
+        const PackedGroups<ChannelGroup> packed{data};
+        for_row_blocks(p.rows, kDotRows, [&](int64_t row, int64_t rows) {
+            dot_tile(rows, p.x + row * p.x_stride, p.x_stride, packed, groups,
+                     Scaled{y + row * y_stride, y_stride, scales});
+        });
     } else {
         const uint8_t* next = panel + panel_bytes;
         for_row_blocks(p.rows, kDotRows, [&](int64_t row, int64_t rows) {
-            const auto packed = fetching<ChannelGroup<0>>(data, groups, next, panel_bytes, row, rows, p.rows);
+            const auto packed = fetching<ChannelGroup>(data, groups, next, panel_bytes, row, rows, p.rows);
             dot_tile(rows, p.x + row * p.x_stride, p.x_stride, packed, groups,
                      Scaled{y + row * y_stride, y_stride, scales});
         });
