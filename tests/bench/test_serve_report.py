@@ -9,8 +9,9 @@ import pytest
 from bench.serve.figures import Figures, Results, figures_of, same_tokens
 from bench.serve.player import Answer
 from bench.serve.plot import plot, speedups
-from bench.serve.report import TARGETS, Target, ratio, report
+from bench.serve.report import PAIRS, TARGETS, Target, ratio, report
 from bench.serve.system import CpuUse, Run
+from bench.serve.systems import SYSTEMS
 
 MACHINE = {"cpu": "one", "cores": "2"}
 
@@ -79,6 +80,20 @@ def test_the_report_has_figures_marks_and_targets() -> None:
     assert "octavo / hf" not in text
 
 
+def test_forms_that_round_are_held_against_peers_that_round() -> None:
+    text = report(
+        results(
+            figures("octavo-w8a8-kv16", "E", 0, 90.0),
+            figures("vllm", "E", 0, 30.0),
+            figures("vllm-bfloat16", "E", 0, 60.0),
+        )
+    )
+    assert "| E, output tokens/s, octavo-w8a8-kv16 / vllm-bfloat16: at least 1.5 | 1.50 | met |" in text
+    assert "octavo-w8a8-kv16 / vllm:" not in text
+    assert {name for pairs in PAIRS.values() for pair in pairs for name in pair} <= SYSTEMS.keys()
+    assert {each.peer for each in TARGETS} == PAIRS.keys()
+
+
 def test_results_are_kept_and_only_for_one_machine(tmp_path: Path) -> None:
     path = tmp_path / "serve.json"
     kept = results(figures("octavo", "A", 0, 90.0))
@@ -96,8 +111,15 @@ def test_the_picture_has_the_peers_ratios(tmp_path: Path) -> None:
         figures("octavo-float32", "A", 0, 80.0),
         figures("vllm", "A", 0, 60.0),
         figures("octavo", "B", 0, 50.0),
+        figures("octavo-w8a8-kv16", "B", 0, 70.0),
+        figures("vllm-bfloat16", "B", 0, 35.0),
+        figures("hf-16", "B", 0, 10.0),
     )
-    assert speedups(found) == {"vllm": {"A": 1.5}}
+    assert speedups(found) == {
+        "octavo / vllm": {"A": 1.5},
+        "octavo-w8a8-kv16 / vllm-bfloat16": {"B": 2.0},
+        "octavo / hf-16": {"B": 5.0},
+    }
     plot(found, tmp_path / "serve.png")
     assert (tmp_path / "serve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
