@@ -87,7 +87,7 @@ def ways_of(forms: Sequence[str]) -> dict[str, Way]:
         "auto, int8 activations": Way(rounding),
         "the same, K/V bfloat16": Way(rounding, torch.bfloat16),
         "int8_channel, int8 activations": Way(channel),
-        "the same, K/V in bfloat16": Way(channel, torch.bfloat16),
+        "int8_channel, int8, K/V bfloat16": Way(channel, torch.bfloat16),
     }
     return made | {form: Way(NativeDecoder(rotated_config(config), rotated, form)) for form in forms}
 
@@ -121,7 +121,7 @@ def main() -> None:
             size -= int(c.vocab_size * c.hidden_size * EMBEDDING_BITS[name] / 8)
         least = (size + kv) * took["read"] / memory.nbytes
         print(
-            f"{name:>31}: {size / 2**20:6.1f} MiB, {took[name] * 1e3:6.2f} ms, at least {least * 1e3:6.2f} to read, "
+            f"{name:>32}: {size / 2**20:6.1f} MiB, {took[name] * 1e3:6.2f} ms, at least {least * 1e3:6.2f} to read, "
             f"perplexity {perplexity(way, token_ids):.3f}",
             flush=True,
         )

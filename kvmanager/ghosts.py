@@ -50,6 +50,7 @@ class Ghosts:
         """The places in `names` of those that take() would find."""
         places, number, found = self._places, len(self._places), list[int]()
         for index, name in enumerate(names):
+            # As _read(): a call for each name of a prompt is what this saves.
             place = (name[3] | name[4] << 8 | name[5] << 16 | name[6] << 24) % number
             one, other = places[place], places[place ^ 1]
             if one or other:
@@ -89,6 +90,7 @@ def blocks_kept(ghost: int) -> int:
 
 
 def kept(ghost: int) -> int:
+    """What remembered() made of it."""
     return ghost & _KEPT
 
 
@@ -99,17 +101,17 @@ def remembered(kind: int, uses: int, turn: int) -> int:
 
 def class_kept(ghost: int) -> int:
     """The class that was remembered. Its level is the larger of uses and turn."""
-    return _CLASSES[ghost & _KEPT]
+    return _CLASSES[kept(ghost)]
 
 
 def uses_kept(ghost: int) -> int:
     """The uses that were remembered."""
-    return ((ghost & _KEPT) - 1) // MOST_TURNS % MOST_USES + 1
+    return (kept(ghost) - 1) // MOST_TURNS % MOST_USES + 1
 
 
 def turn_kept(ghost: int) -> int:
     """The turn that was remembered."""
-    return ((ghost & _KEPT) - 1) % MOST_TURNS + 1
+    return (kept(ghost) - 1) % MOST_TURNS + 1
 
 
 _CLASSES: Final[list[int]] = [0]
