@@ -15,7 +15,6 @@ the name of its last block: whoever uses that has used those before it.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
 from typing import Final
 
 from kvmanager.ghosts import (
@@ -30,9 +29,10 @@ from kvmanager.ghosts import (
     uses_kept,
     waited,
 )
+from kvmanager.orders import Order, ReleaseOrder, WorthOrder
 from kvmanager.policy import EvictionPolicy
 from kvmanager.residency import Residency
-from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket, class_of
+from kvmanager.return_model import AGES, ReturnModel, age_bucket, class_of
 from kvmanager.runs import NO_GROUP, Run, Runs
 from kvmanager.trial import Trial
 from kvmanager.waiting import Waiting
@@ -50,8 +50,8 @@ class AdaptiveEviction(EvictionPolicy):
 
     # fmt: off
     __slots__ = (
-        "_cached", "_epoch", "_ghosts", "_group_width", "_groups", "_heads", "_learned_at", "_model", "_next_learning",
-        "_now", "_period", "_room", "_runs", "_seen", "_tails", "_trial", "_unit", "_waiting",
+        "_cached", "_ghosts", "_learned_at", "_model", "_next_learning", "_now", "_order", "_period", "_releases",
+        "_room", "_runs", "_seen", "_trial", "_unit", "_waiting",
     )
     # fmt: on
 
@@ -65,13 +65,8 @@ class AdaptiveEviction(EvictionPolicy):
         self._waiting = Waiting()
         self._model = ReturnModel(self._unit)
         self._trial = Trial()
-        self._group_width = max(1, self._room // GROUPS_PER_TURNOVER)
-        # A group is epoch * CLASSES + class, a doubly linked list of runs, each on offer with its last block.
-        self._heads: dict[int, Run] = {}
-        self._tails: dict[int, Run] = {}
-        self._groups: list[tuple[float, int]] = []
-        """A heap of (worth, group); empty groups are skipped when they surface."""
-        self._epoch = 0
+        self._order: Order = ReleaseOrder(self._runs)
+        self._releases = 0
         self._now = 0
         self._period = max(LEARN_BLOCKS, self._room)
         self._next_learning = self._room
@@ -89,7 +84,7 @@ class AdaptiveEviction(EvictionPolicy):
     def hit(self, blocks: list[int]) -> None:
         for run in self._runs.cover(blocks):
             if run.group != NO_GROUP:
-                self._unlink(run)
+                self._order.remove(run)
             if run.cached:
                 run.cached = False
                 self.residency.woken(run)
@@ -101,6 +96,7 @@ class AdaptiveEviction(EvictionPolicy):
             run.uses = min(MOST_USES, run.uses + 1)
 
     def release(self, blocks: list[int]) -> None:
+        self._releases += 1
         runs = self._runs.cover(blocks[::-1])
         fresh, turn, wait = 0, 1, 0
         for run in reversed(runs):
@@ -122,7 +118,7 @@ class AdaptiveEviction(EvictionPolicy):
                     wait = run.wait
                 kind = class_of(level, fresh, wait, 0)
             run.uses, run.turn, run.wait, run.kind = uses, turn, 0, kind
-            run.stamp, run.cached = self._now, True
+            run.stamp, run.release, run.cached = self._now, self._releases, True
         self.residency.idled(runs)
         if runs:
             joined = self._runs.join(runs)
@@ -140,7 +136,7 @@ class AdaptiveEviction(EvictionPolicy):
     def evicted(self, blocks: list[int], names: list[bytes]) -> None:
         run = self._runs.of(blocks[0])
         if run.group != NO_GROUP:
-            self._unlink(run)
+            self._order.remove(run)
         self.residency.evicted(run, names)
         if not run.gone:
             run.gone_name = names[0]
@@ -159,85 +155,39 @@ class AdaptiveEviction(EvictionPolicy):
         self._runs.shorten(run, 1)
 
     def released_at(self, block: int) -> int:
-        return self._runs.of(block).stamp
+        return self._runs.of(block).release
 
     # The order.
 
     def add(self, block: int) -> None:
         run = self._runs.ending(block)
-        if run.group != NO_GROUP:
-            return
-        group = run.group = run.stamp // self._group_width * CLASSES + run.kind
-        run.before = run.after = None
-        head = self._heads.get(group)
-        if head is None:
-            self._heads[group] = self._tails[group] = run
-            heappush(self._groups, (self._worth_of(group), group))
-        elif run.stamp == self._now:
-            tail = self._tails[group]
-            self._tails[group] = tail.after = run
-            run.before = tail
-        else:
-            # Its last continuation has just been given up: it is as old as that.
-            self._heads[group] = head.before = run
-            run.after = head
+        if run.group == NO_GROUP:
+            self._order.add(run, self._now)
 
     def remove(self, block: int) -> None:
         run = self._runs.of(block)
         if run.group != NO_GROUP and run.blocks[-1] == block:
-            self._unlink(run)
+            self._order.remove(run)
 
     def victims(self, most: int) -> list[int]:
-        if self._now // self._group_width != self._epoch:
-            self._rank_groups()
-        groups, heads = self._groups, self._heads
-        if not heads:
-            return []
-        while groups[0][1] not in heads:
-            heappop(groups)
-        run = heads[groups[0][1]]
-        if run.stamp == self._now and run.after is not None:
-            # The block before it would enter behind the others of this moment.
-            most = 1
-        return run.blocks[: -most - 1 : -1]
+        return self._order.first(most, self._now)
 
     def offered(self) -> list[int]:
-        found: list[int] = []
-        for head in self._heads.values():
-            run: Run | None = head
-            while run is not None:
-                found.append(run.blocks[-1])
-                run = run.after
-        return found
+        return self._order.last_blocks()
 
-    # Groups.
+    def _decide(self, trusted: bool) -> None:
+        """The worths have changed; whether they decide from now on, or LRU."""
+        if trusted != isinstance(self._order, WorthOrder):
+            order = self._order
+            self._order = self._by_worth() if trusted else ReleaseOrder(self._runs)
+            for run in sorted(map(self._runs.of, order.last_blocks()), key=_release_of):
+                order.remove(run)
+                self._order.add(run, run.stamp)
+        if isinstance(self._order, WorthOrder):
+            self._order.rank(self._now)
 
-    def _worth_of(self, group: int) -> float:
-        if not self._trial.trusted:
-            return 0.0
-        age = self._now - group // CLASSES * self._group_width
-        return self._model.worth[group % CLASSES * AGES + age_bucket(age // self._unit)]
-
-    def _unlink(self, run: Run) -> None:
-        before, after, group = run.before, run.after, run.group
-        run.group = NO_GROUP
-        run.before = run.after = None
-        if before is not None:
-            before.after = after
-        elif after is not None:
-            self._heads[group] = after
-        else:
-            del self._heads[group], self._tails[group]
-            return
-        if after is not None:
-            after.before = before
-        elif before is not None:
-            self._tails[group] = before
-
-    def _rank_groups(self) -> None:
-        self._epoch = self._now // self._group_width
-        self._groups = [(self._worth_of(group), group) for group in self._heads]
-        heapify(self._groups)
+    def _by_worth(self) -> WorthOrder:
+        return WorthOrder(self._model, self._unit, max(1, self._room // GROUPS_PER_TURNOVER))
 
     # Lives of blocks.
 
@@ -287,12 +237,18 @@ class AdaptiveEviction(EvictionPolicy):
         self._learned_at = self._now
         self._next_learning = self._now + self._period
         waiting = self._waiting.by_cell(self._now // self._unit)
-        self._model.learn(waiting)
         self._trial.judge(self._model.worth, waiting, self._cached)
-        self._rank_groups()
+        self._model.learn(waiting)
+        self._trial.judge_early(self._model.worth, waiting, self._cached, self._model.together())
+        self._trial.count_anew()
+        self._decide(self._trial.trusted)
         self._seen += elapsed
         memory = max(MEMORY_TURNOVERS * self._room, MEMORY_BLOCKS)
         if self._seen > memory:
             kept = max(0.0, 1.0 - elapsed / memory)
             self._seen *= kept
             self._model.fade(kept)
+
+
+def _release_of(run: Run) -> int:
+    return run.release

@@ -176,7 +176,7 @@ class ReturnModel:
             terms = zip(at_risk[number], left, now, strict=True)
             return chance * sum([lives * use / (lost + chance * rest) for lives, rest, use in terms])
 
-        together = self._together()
+        together = self.together()
         trust = TRUST * together
         guesses = sum([expected(number, self._guess(number)) for number in used])
         self._odds *= (sum(used.values()) + trust) / (guesses + trust * self._odds / ODDS)
@@ -207,7 +207,7 @@ class ReturnModel:
             for age in range(AGES):
                 seen[wait][age] += self.returned[number * AGES + age]
                 risk[wait][age] += lives[age] * odds * left[age] / (1.0 + odds * left[age])
-        together = self._together()
+        together = self.together()
         trust = TRUST_AGE * together
         pooled = [
             (sum([row[age] for row in seen]) + trust * HAZARD) / (sum([row[age] for row in risk]) + trust)
@@ -220,7 +220,7 @@ class ReturnModel:
                 hazard *= (seen[wait][age] + trust) / (guessed[wait][age] + trust)
                 self._hazards[wait][age] = min(MOST_HAZARD, hazard)
 
-    def _together(self) -> float:
+    def together(self) -> float:
         """How many uses come together, as one piece of evidence (Kish, 1965: a sum of squares over the sum)."""
         return max(1.0, self._squares / self._uses) if self._uses else 1.0
 

@@ -10,16 +10,17 @@ from kvmanager.errors import BrokenBooks
 class Run:
     """`blocks` follow each other in a chain from index `depth` on; none is in two runs. Owned by its policy.
 
-    uses, turn, wait and kind are what AdaptiveEviction learns from. stamp: when the blocks were released. born,
-    idle_since: when they were computed, on average, and last let go, in seconds of the pool's clock. cached: nobody
-    holds them. gone: how many blocks behind these were given up, which had the same past; gone_name: the last's name.
-    group: the list of runs on offer that it is in, between `before` and `after`; NO_GROUP for none.
+    uses, turn, wait and kind are what AdaptiveEviction learns from. stamp: when the blocks were released, in stored
+    blocks; release: which release that was, by number. born, idle_since: when they were computed, on average, and last
+    let go, in seconds of the pool's clock. cached: nobody holds them. gone: how many blocks behind these were given
+    up, which had the same past; gone_name: the last's name. group: the list of runs on offer that it is in, between
+    `before` and `after`; NO_GROUP for none.
     """
 
     # fmt: off
     __slots__ = (
         "after", "before", "blocks", "born", "cached", "depth", "gone", "gone_name", "group", "idle_since", "kind",
-        "stamp", "turn", "uses", "wait",
+        "release", "stamp", "turn", "uses", "wait",
     )
     # fmt: on
 
@@ -31,6 +32,7 @@ class Run:
         self.wait = 0
         self.kind = 0
         self.stamp = 0
+        self.release = 0
         self.born = 0.0
         self.idle_since = 0.0
         self.cached = False
@@ -44,7 +46,7 @@ class Run:
         """A run of the first `count` blocks that shares all but the offer and what is gone: both are at its end."""
         run = Run(self.blocks[:count], self.depth)
         run.uses, run.turn, run.wait, run.kind = self.uses, self.turn, self.wait, self.kind
-        run.stamp, run.cached = self.stamp, self.cached
+        run.stamp, run.release, run.cached = self.stamp, self.release, self.cached
         run.born, run.idle_since = self.born, self.idle_since
         return run
 

@@ -17,6 +17,15 @@ def test_lru_hits(capacity: int, hits: int) -> None:
     assert replay(TRACE, capacity, Policy.LRU) == Replay(hits, 288_500)
 
 
+@pytest.mark.parametrize("capacity", [50_000, 100_000])
+def test_the_default_is_lru_where_a_pool_is_filled_too_few_times_to_learn(capacity: int) -> None:
+    assert replay(TRACE, capacity).hits == replay(TRACE, capacity, Policy.LRU).hits
+
+
+def test_the_default_closes_a_quarter_of_the_gap_between_lru_and_the_best_possible() -> None:
+    assert replay(TRACE, 3_000).hits > 18_850 + (84_953 - 18_850) / 4
+
+
 def test_a_prompt_too_large_for_the_pool_hits_nothing(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     # Ids of any size, and a blank line at the end. The pool has room for 3 cached blocks.

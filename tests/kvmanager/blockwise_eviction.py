@@ -51,6 +51,7 @@ class BlockwiseEviction:
         self._offers: dict[int, list[int]] = {}
         """By epoch * CLASSES + class, the oldest first."""
         self._ranks: list[tuple[float, int]] = []
+        self._by_worth = False
         self._epoch = 0
         self._now = 0
         self._releases = 0
@@ -120,7 +121,7 @@ class BlockwiseEviction:
             self._lose(content.kind, self._age(content.stamp), 1)
 
     def released_at(self, block: int) -> int:
-        return self._contents[block].stamp
+        return self._contents[block].release
 
     # The order.
 
@@ -139,6 +140,12 @@ class BlockwiseEviction:
             # Its last continuation has just been given up: it is as old as that.
             self._offers[group].insert(0, block)
 
+    def _offer_anew(self) -> None:
+        """Within a group, in the order of their releases."""
+        self._offers = {}
+        for block in sorted(self.offered(), key=self.released_at):
+            self._offers.setdefault(self._group(self._contents[block]), []).append(block)
+
     def remove(self, block: int) -> None:
         content = self._contents[block]
         if content.offered:
@@ -153,6 +160,8 @@ class BlockwiseEviction:
             self._rank_groups()
         if not self._offers:
             return []
+        if not self._by_worth:
+            return [min(self.offered(), key=self.released_at)]
         while self._ranks[0][1] not in self._offers:
             heappop(self._ranks)
         return [self._offers[self._ranks[0][1]][0]]
@@ -164,8 +173,6 @@ class BlockwiseEviction:
         return content.stamp // self._group_width * CLASSES + content.kind
 
     def _worth_of(self, group: int) -> float:
-        if not self._trial.trusted:
-            return 0.0
         age = self._now - group // CLASSES * self._group_width
         return self._model.worth[group % CLASSES * AGES + age_bucket(age // self._unit)]
 
@@ -218,8 +225,14 @@ class BlockwiseEviction:
         self._learned_at = self._now
         self._next_learning = self._now + self._period
         waiting = self._waiting()
+        room = sum(content.cached for content in self._contents.values())
+        self._trial.judge(self._model.worth, waiting, room)
         self._model.learn(waiting)
-        self._trial.judge(self._model.worth, waiting, sum(content.cached for content in self._contents.values()))
+        self._trial.judge_early(self._model.worth, waiting, room, self._model.together())
+        self._trial.count_anew()
+        if self._trial.trusted != self._by_worth:
+            self._by_worth = self._trial.trusted
+            self._offer_anew()
         self._rank_groups()
         self._seen += elapsed
         memory = max(MEMORY_TURNOVERS * self._room, MEMORY_BLOCKS)

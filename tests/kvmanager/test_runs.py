@@ -1,16 +1,18 @@
 """The adaptive policy, which keeps whole runs of blocks, decides as one that keeps each block for itself."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
-from bench.cache_sim import hits
+from bench.cache_sim import Cache, hits
 from kvmanager import Pool, pool
 from kvmanager.adaptive import AdaptiveEviction
 from kvmanager.errors import BrokenBooks, KvError
 from kvmanager.runs import Run, Runs
 from kvmanager.types import Append, CacheScope, PoolSpec, Retention
 from tests.kvmanager.blockwise_eviction import BlockwiseEviction
+from tests.kvmanager.test_adaptive import chats_without_memory
 
 COMPILED = not str(pool.__file__).endswith(".py")
 BLOCK_SIZE = 2
@@ -124,6 +126,15 @@ def test_so_it_is_where_much_is_learned(capacity: int) -> None:
     sample = {capacity: hits(AdaptiveEviction(capacity + 2), capacity, trace)}
     assert sample == {capacity: hits(BlockwiseEviction(capacity + 2), capacity, trace)}
     assert sample[capacity] > 1_000
+
+
+def test_so_it_is_where_lru_takes_over_again_and_again() -> None:
+    histories = []
+    for policy in (AdaptiveEviction(1_002), BlockwiseEviction(1_002)):
+        cache = Cache(policy, 1_000)
+        histories.append([(cache.request(ids), policy._trial.trusted) for ids in chats_without_memory(1)])
+    assert histories[0] == histories[1]
+    assert sum(now != before for (_, before), (_, now) in pairwise(histories[0])) >= 4
 
 
 def test_a_use_of_blocks_that_were_given_up_is_a_fault_of_the_books_and_ends() -> None:

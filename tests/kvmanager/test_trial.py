@@ -18,11 +18,17 @@ def worths(good: float, bad: float) -> list[float]:
 WAITING = {GOOD + YOUNG: 10, GOOD + OLD: 30, BAD + YOUNG: 30, BAD + OLD: 40}
 
 
-def looked(uses: dict[int, int], room: int, worth: list[float], found: int = 0) -> Trial:
-    trial = Trial()
+def look(trial: Trial, uses: dict[int, int], room: int, worth: list[float]) -> None:
+    """All the uses were misses."""
+    trial.count_anew()
     for cell, count in uses.items():
         trial.used(cell, count, False)
     trial.judge(worth, WAITING, room)
+
+
+def looked(uses: dict[int, int], room: int, worth: list[float]) -> Trial:
+    trial = Trial()
+    look(trial, uses, room, worth)
     return trial
 
 
@@ -53,6 +59,39 @@ def test_what_was_given_up_does_not_come_back_for_getting_older() -> None:
     assert trial._lead + trial._lru_hits == 10.0
 
 
+def test_those_that_have_passed_a_dip_are_alike_whatever_their_age() -> None:
+    # Nobody comes back soon: worth rises until a block is old. Of the good class half is kept from the start, so half
+    # of the old ones would be there: not the young ones first, as of blocks whose worth only falls.
+    worth = worths(2.0, 1.0)
+    worth[GOOD + 1 : GOOD + AGES] = [4.0] * (AGES - 1)
+    trial = looked({GOOD + OLD: 1_000}, 20, worth)
+    assert (trial._lru_hits, trial._lead) == (0.0, 500.0)
+
+
+def test_worths_that_know_the_uses_are_believed_at_the_second_look_and_if_they_are_far_ahead() -> None:
+    # With room for 40 LRU would have had the young of the bad class, the policy the old of the good one: 100 instead
+    # of 10. If the 110 uses came 11 at a time, they count as 10, and 90 is 2.59 deviations; if 12 at a time, 2.48.
+    uses = {GOOD + OLD: 100, BAD + YOUNG: 10}
+    nothing = [0.0] * (CLASSES * AGES)
+    for looks, together, trusted in ((1, 11.0, False), (2, 11.0, True), (2, 12.0, False), (3, 11.0, False)):
+        trial = Trial()
+        for _ in range(looks):
+            look(trial, uses, 40, nothing)
+        assert not trial.trusted
+        trial.judge_early(worths(2.0, 1.0), WAITING, 40, together)
+        assert trial.trusted == trusted
+
+
+def test_worths_that_know_the_uses_must_be_ahead_by_a_hundredth_as_well() -> None:
+    for lead, trusted in ((100, False), (102, True)):
+        uses = {GOOD + YOUNG: 10_000, GOOD + OLD: lead}
+        trial = Trial()
+        for _ in range(2):
+            look(trial, uses, 40, [0.0] * (CLASSES * AGES))
+        trial.judge_early(worths(2.0, 1.0), WAITING, 40, 0.0)
+        assert trial.trusted == trusted
+
+
 def test_a_use_of_what_nobody_waits_for_any_more_needs_no_room() -> None:
     trial = looked({GOOD + 1: 5}, 10, worths(1.0, 1.0))
     assert trial._lru_hits == 5.0
@@ -64,9 +103,7 @@ def test_a_small_lead_is_not_enough_at_once() -> None:
     assert not looked(uses, 40, worths(2.0, 1.0)).trusted
     assert looked(uses | {GOOD + OLD: 40}, 40, worths(2.0, 1.0)).trusted
     trial = looked(uses, 40, worths(2.0, 1.0))
-    for cell, count in uses.items():
-        trial.used(cell, count, False)
-    trial.judge(worths(2.0, 1.0), WAITING, 40)
+    look(trial, uses, 40, worths(2.0, 1.0))
     assert trial.trusted
 
 
@@ -77,14 +114,10 @@ def test_a_policy_that_decides_is_judged_by_the_hits_that_it_has() -> None:
     # It should have had 1,100 each time, and had none.
     looks = 0
     while trial.trusted:
-        for cell, count in good.items():
-            trial.used(cell, count, False)
-        trial.judge(worths(2.0, 1.0), WAITING, 40)
+        look(trial, good, 40, worths(2.0, 1.0))
         looks += 1
     assert 2 <= looks < 20
     # It is foreseen to be ahead again, and decides again once that outweighs what it lost.
     for _ in range(5):
-        for cell, count in good.items():
-            trial.used(cell, count, False)
-        trial.judge(worths(2.0, 1.0), WAITING, 40)
+        look(trial, good, 40, worths(2.0, 1.0))
     assert trial.trusted

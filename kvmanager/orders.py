@@ -1,0 +1,146 @@
+"""The orders among runs on offer: by their release, as LRU's, and by what they are worth.
+
+A run is on offer with its last block: nothing findable continues that. Time is counted in stored blocks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from heapq import heapify, heappop, heappush
+
+from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket
+from kvmanager.runs import NO_GROUP, Run, Runs
+from kvmanager.victims import Victims
+
+
+class Order(ABC):
+    """Runs that may be given up. A run that is on offer has a group; only an order sets it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def add(self, run: Run, now: int) -> None:
+        """Puts a run on offer that is not."""
+
+    @abstractmethod
+    def remove(self, run: Run) -> None:
+        """Takes a run off the offer that is on it."""
+
+    @abstractmethod
+    def first(self, most: int, now: int) -> list[int]:
+        """The block to give up next, and those before it in its run that come next: at least 1, at most `most`; or
+        none."""
+
+    @abstractmethod
+    def last_blocks(self) -> list[int]:
+        """Of each run on offer, in no order."""
+
+
+class ReleaseOrder(Order):
+    """What was released first goes first: LRU's order, exactly. Each verb is O(log runs), amortised."""
+
+    __slots__ = ("_runs", "_victims")
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._victims = Victims()
+
+    def add(self, run: Run, now: int) -> None:
+        run.group = 0
+        self._victims.offer(run.blocks[-1], 0, run.release)
+
+    def remove(self, run: Run) -> None:
+        run.group = NO_GROUP
+        self._victims.retract(run.blocks[-1])
+
+    def first(self, most: int, now: int) -> list[int]:
+        block = self._victims.first()
+        return self._runs.of(block).blocks[: -most - 1 : -1] if block else []
+
+    def last_blocks(self) -> list[int]:
+        return self._victims.members()
+
+
+class WorthOrder(Order):
+    """What is worth least by `model` at its age goes first; of what is worth the same, the oldest.
+
+    Runs of one class that were released in the same stretch of `width` stored blocks form a group: a linked list,
+    whose number is stretch * CLASSES + class. Groups are ranked again as a stretch is over. Each verb is O(log groups).
+    """
+
+    __slots__ = ("_groups", "_heads", "_model", "_stretch", "_tails", "_unit", "_width")
+
+    def __init__(self, model: ReturnModel, unit: int, width: int) -> None:
+        self._model = model
+        self._unit = unit
+        self._width = width
+        self._heads: dict[int, Run] = {}
+        self._tails: dict[int, Run] = {}
+        self._groups: list[tuple[float, int]] = []
+        """A heap of (worth, group); empty groups are skipped when they surface."""
+        self._stretch = 0
+
+    def add(self, run: Run, now: int) -> None:
+        group = run.group = run.stamp // self._width * CLASSES + run.kind
+        run.before = run.after = None
+        head = self._heads.get(group)
+        if head is None:
+            self._heads[group] = self._tails[group] = run
+            heappush(self._groups, (self._worth_of(group, now), group))
+        elif run.stamp == now:
+            tail = self._tails[group]
+            self._tails[group] = tail.after = run
+            run.before = tail
+        else:
+            # Its last continuation has just been given up: it is as old as that.
+            self._heads[group] = head.before = run
+            run.after = head
+
+    def remove(self, run: Run) -> None:
+        before, after, group = run.before, run.after, run.group
+        run.group = NO_GROUP
+        run.before = run.after = None
+        if before is not None:
+            before.after = after
+        elif after is not None:
+            self._heads[group] = after
+        else:
+            del self._heads[group], self._tails[group]
+            return
+        if after is not None:
+            after.before = before
+        elif before is not None:
+            self._tails[group] = before
+
+    def first(self, most: int, now: int) -> list[int]:
+        if now // self._width != self._stretch:
+            self.rank(now)
+        groups, heads = self._groups, self._heads
+        if not heads:
+            return []
+        while groups[0][1] not in heads:
+            heappop(groups)
+        run = heads[groups[0][1]]
+        if run.stamp == now and run.after is not None:
+            # The block before it would enter behind the others of this moment.
+            most = 1
+        return run.blocks[: -most - 1 : -1]
+
+    def last_blocks(self) -> list[int]:
+        found: list[int] = []
+        for head in self._heads.values():
+            run: Run | None = head
+            while run is not None:
+                found.append(run.blocks[-1])
+                run = run.after
+        return found
+
+    def rank(self, now: int) -> None:
+        """Groups are worth something else now."""
+        self._stretch = now // self._width
+        self._groups = [(self._worth_of(group, now), group) for group in self._heads]
+        heapify(self._groups)
+
+    def _worth_of(self, group: int, now: int) -> float:
+        age = now - group // CLASSES * self._width
+        return self._model.worth[group % CLASSES * AGES + age_bucket(age // self._unit)]
