@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from kvmanager.return_model import AGES, CLASSES, ReturnModel, age_bucket
 from kvmanager.runs import NO_GROUP, Run, Runs
 from kvmanager.victims import Victims
+
+_LISTED: Final = 0
+_BETWEEN: Final = 1
 
 
 class Order(ABC):
@@ -37,28 +41,61 @@ class Order(ABC):
 
 
 class ReleaseOrder(Order):
-    """What was released first goes first: LRU's order, exactly. Each verb is O(log runs), amortised."""
+    """What was released first goes first: LRU's order, exactly.
 
-    __slots__ = ("_runs", "_victims")
+    Runs go on offer as they are released, or as the one behind them was given up, the oldest of all: at an end of a
+    linked list. Those that belong in between are in a heap beside it, O(log of their number).
+    """
+
+    __slots__ = ("_between", "_head", "_runs", "_tail")
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self._victims = Victims()
+        self._head: Run | None = None
+        self._tail: Run | None = None
+        self._between = Victims()
 
     def add(self, run: Run, now: int) -> None:
-        run.group = 0
-        self._victims.offer(run.blocks[-1], 0, run.release)
+        head, tail = self._head, self._tail
+        run.group = _LISTED
+        run.before = run.after = None
+        if head is None or tail is None:
+            self._head = self._tail = run
+        elif run.release >= tail.release:
+            self._tail = tail.after = run
+            run.before = tail
+        elif run.release <= head.release:
+            self._head = head.before = run
+            run.after = head
+        else:
+            run.group = _BETWEEN
+            self._between.offer(run.blocks[-1], 0, run.release)
 
     def remove(self, run: Run) -> None:
+        before, after, group = run.before, run.after, run.group
         run.group = NO_GROUP
-        self._victims.retract(run.blocks[-1])
+        run.before = run.after = None
+        if group == _BETWEEN:
+            self._between.retract(run.blocks[-1])
+            return
+        if before is None:
+            self._head = after
+        else:
+            before.after = after
+        if after is None:
+            self._tail = before
+        else:
+            after.before = before
 
     def first(self, most: int, now: int) -> list[int]:
-        block = self._victims.first()
-        return self._runs.of(block).blocks[: -most - 1 : -1] if block else []
+        run = self._head
+        between = self._between.first()
+        if between and (run is None or self._runs.of(between).release < run.release):
+            run = self._runs.of(between)
+        return run.blocks[: -most - 1 : -1] if run is not None else []
 
     def last_blocks(self) -> list[int]:
-        return self._victims.members()
+        return self._between.members() + _last_blocks(self._head)
 
 
 class WorthOrder(Order):
@@ -127,13 +164,7 @@ class WorthOrder(Order):
         return run.blocks[: -most - 1 : -1]
 
     def last_blocks(self) -> list[int]:
-        found: list[int] = []
-        for head in self._heads.values():
-            run: Run | None = head
-            while run is not None:
-                found.append(run.blocks[-1])
-                run = run.after
-        return found
+        return [block for head in self._heads.values() for block in _last_blocks(head)]
 
     def rank(self, now: int) -> None:
         """Groups are worth something else now."""
@@ -144,3 +175,12 @@ class WorthOrder(Order):
     def _worth_of(self, group: int, now: int) -> float:
         age = now - group // CLASSES * self._width
         return self._model.worth[group % CLASSES * AGES + age_bucket(age // self._unit)]
+
+
+def _last_blocks(head: Run | None) -> list[int]:
+    """Of each run of a linked list."""
+    found: list[int] = []
+    while head is not None:
+        found.append(head.blocks[-1])
+        head = head.after
+    return found
