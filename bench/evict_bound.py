@@ -89,7 +89,7 @@ def lives(requests: Iterable[Sequence[int]]) -> Lives:
             rows.append((max(turn, block.uses), depth == len(ids) - 1, len(ids) - known, waited, now, fold))
             ends.append(-1)
     table, end = np.array(rows, np.int64), np.array(ends, np.int64)
-    columns = dict(zip(("uses", "tail", "new", "wait"), table.T[:4], strict=True))
+    columns = dict(zip(PARTS, table.T[:4], strict=True))
     parts = {part: np.digitize(column, _EDGES[part]).astype(np.int64) for part, column in columns.items()}
     returned = (end >= 0).astype(np.int64)
     return Lives(parts, np.where(returned, end, now) - table[:, 4], returned, table[:, 5], now)
